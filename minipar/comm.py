@@ -1,0 +1,403 @@
+"""Every message between ranks goes through this file, and is counted here.
+
+Idea    A `Group` is a set of ranks that talk: its methods are the collectives (`all_reduce`, `all_gather`,
+        `reduce_scatter`, `broadcast`, `all_to_all`) and `send`/`recv`. Each call leaves one `Message` behind: what
+        was sent, in which group, why (`tag`), how many bytes, when it was launched and how long its rank then
+        stood waiting. No barrier and no synchronisation is added, so counting does not change what is counted.
+Cost    One small record per call. A group of one rank sends nothing and records nothing.
+Source  Ring and pairwise collectives: Thakur, Rabenseifner and Gropp 2005, 'Optimization of Collective
+        Communication Operations in MPICH'.
+Read    `launch.py` before (where ranks come from), `mesh.py` after (which groups there are).
+
+What gloo lacks is made good here, once: it has no average, and its reduce-scatter is an all-reduce of everything
+with the rest thrown away. On gloo, `all_gather` and `reduce_scatter` are therefore pairwise exchanges: each rank
+sends (n-1)/n of the buffer instead of twice that.
+
+This is the only file that imports torch.distributed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+Reduction = Literal["sum", "mean", "max", "min"]
+FOREVER = timedelta(days=30)  # the launcher, not gloo, decides when a world is stuck
+
+
+@dataclass(slots=True)
+class Message:
+    """One call to the layer, as its rank saw it.
+
+    `bytes` is the payload this rank handed to the call: the buffer of an all_reduce or broadcast, the shard of an
+    all_gather, the whole input of a reduce_scatter, nothing for a recv. `launched` and `finished` are
+    `time.perf_counter()` seconds; `waited` is the part of that time in which the rank could do nothing else.
+    """
+
+    op: str
+    group: str
+    tag: str
+    bytes: int
+    launched: float
+    peer: int | None = None
+    waited: float = 0.0
+    finished: float = 0.0
+
+
+@dataclass
+class Wire:
+    """What all groups of one rank share: the record of messages, and the board on which a waiting rank is seen.
+
+    `waiting(text)` is called before a rank may block and `waiting("")` after; the launcher reads it when ranks are
+    stuck. With `check` on, the ranks of a group first agree on each call (operation, tag, size), and a call that
+    differs raises `ValueError` instead of a wrong sum or an abort; that doubles the number of messages.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    waiting: Callable[[str], None] = lambda text: None
+    check: bool = False
+    state: SimpleNamespace = field(default_factory=SimpleNamespace)
+
+
+class Pending:
+    """An asynchronous message. Keep it, and do not touch its buffer, until `wait()` has returned the result."""
+
+    def __init__(
+        self, wire: Wire, message: Message | None, works: Sequence[Any], finish: Callable[[], Tensor]
+    ) -> None:
+        self._wire, self._message, self._works, self._finish = wire, message, works, finish
+        self._result: Tensor | None = None
+
+    def wait(self) -> Tensor:
+        """Block until the message is complete; the result (for a send: the tensor that was sent)."""
+        if self._result is None:
+            start = perf_counter()
+            if self._message is not None:
+                self._wire.waiting(describe(self._message))
+            for work in self._works:
+                work.wait()
+            self._result = self._finish()
+            if self._message is not None:
+                self._wire.waiting("")
+                self._message.finished = perf_counter()
+                self._message.waited += self._message.finished - start
+        return self._result
+
+
+def describe(message: Message) -> str:
+    """'all_reduce of 4096 bytes in dp (dp.grad bucket 3)': how errors and stuck ranks speak of a message."""
+    peer = "" if message.peer is None else f" {'to' if message.op == 'send' else 'from'} rank {message.peer}"
+    size = f" of {message.bytes} bytes" if message.bytes else ""
+    return f"{message.op}{size}{peer} in {message.group}" + (f" ({message.tag})" if message.tag else "")
+
+
+class Group:
+    """Ranks that talk to each other, as one of them sees it.
+
+    `name` is "world", "dp", "tp" or "pp"; `rank` counts within the group, from 0 to `size` - 1; `ranks` are the same
+    ranks' numbers in the world. `state` is a namespace that lives as long as the rank does.
+    """
+
+    def __init__(self, handle: dist.ProcessGroup | None, name: str, ranks: Sequence[int], rank: int, wire: Wire):
+        self.handle, self.name, self.ranks, self.rank, self.wire = handle, name, list(ranks), rank, wire
+        self._sequence = 0
+        self._sent: dict[int, int] = {}
+        self._received: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"Group({self.name}, rank {self.rank} of {self.size})"
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def state(self) -> SimpleNamespace:
+        return self.wire.state
+
+    @property
+    def backend(self) -> str:
+        """"gloo" (CPU) or "nccl" (GPU)."""
+        return str(dist.get_backend(self.handle))
+
+    # Collectives: every rank of the group calls them, in the same order.
+
+    def all_reduce(self, tensor: Tensor, op: Reduction = "sum", *, tag: str = "", async_op: bool = False) -> Any:
+        """Combine `tensor` over the group, in place, on every rank: any shape, the same on each.
+
+        Returns the tensor, or with `async_op` a `Pending` whose `wait()` returns it. Beware of "max" and "min" on
+        gloo: a NaN may be lost, depending on the rank that holds it; agree on flags of 0 and 1 instead.
+        """
+        if op not in ("sum", "mean", "max", "min"):
+            raise ValueError(f"all_reduce has no operation {op!r}: choose from sum, mean, max, min")
+        if self.size == 1:
+            return self._done(tensor, async_op)
+        message = self._launch("all_reduce", tensor, tag)
+        reduce = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(op, dist.ReduceOp.SUM)
+        whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+        work = dist.all_reduce(whole, op=reduce, group=self.handle, async_op=True)
+
+        def finish() -> Tensor:
+            if op == "mean":
+                whole.div_(self.size)
+            if whole is not tensor:
+                tensor.copy_(whole)
+            return tensor
+
+        return self._answer(message, [work], finish, async_op)
+
+    def all_gather(
+        self, tensor: Tensor, *, into: Tensor | None = None, tag: str = "", async_op: bool = False
+    ) -> Any:
+        """Lay the shards of all ranks end to end along dimension 0: `[n, ...] -> [size*n, ...]`, on every rank.
+
+        `into` is a buffer for the result; this rank's shard may already lie in its place there.
+        """
+        out = into if into is not None else tensor.new_empty((self.size * tensor.shape[0], *tensor.shape[1:]))
+        mine = out.chunk(self.size)[self.rank] if self.size > 1 else out
+        if mine.data_ptr() != tensor.data_ptr():
+            mine.copy_(tensor)
+        if self.size == 1:
+            return self._done(out, async_op)
+        message = self._launch("all_gather", tensor, tag)
+        if self.backend == "gloo":
+            shards = out.chunk(self.size)
+            works = self._exchange([mine] * self.size, shards)
+        else:
+            works = [_all_gather_single(out, mine.contiguous(), group=self.handle, async_op=True)]
+        return self._answer(message, works, lambda: out, async_op)
+
+    def reduce_scatter(
+        self, tensor: Tensor, *, into: Tensor | None = None, tag: str = "", async_op: bool = False
+    ) -> Any:
+        """Sum over the ranks and keep this rank's share of dimension 0: `[size*n, ...] -> [n, ...]`.
+
+        `into` is a buffer for the result; it may be this rank's own share of `tensor`.
+        """
+        if tensor.shape[0] % self.size:
+            raise ValueError(
+                f"reduce_scatter of {tuple(tensor.shape)} over {self.size} ranks: dimension 0 must divide; pad it to "
+                f"{-(-tensor.shape[0] // self.size) * self.size}"
+            )
+        chunks = tensor.chunk(self.size) if self.size > 1 else (tensor,)
+        out = into if into is not None else torch.empty_like(chunks[self.rank])
+        if self.size == 1:
+            return self._done(out if out.data_ptr() == tensor.data_ptr() else out.copy_(tensor), async_op)
+        message = self._launch("reduce_scatter", tensor, tag)
+        if self.backend != "gloo":
+            work = _reduce_scatter_single(out, tensor.contiguous(), group=self.handle, async_op=True)
+            return self._answer(message, [work], lambda: out, async_op)
+        arrived = [chunks[r] if r == self.rank else torch.empty_like(chunks[r]) for r in range(self.size)]
+        works = self._exchange(chunks, arrived)
+
+        def finish() -> Tensor:
+            # In the order of the ranks, so that the sum does not depend on who computes it.
+            total = torch.add(arrived[0], arrived[1], out=out if self.size == 2 or self.rank > 1 else None)
+            for share in arrived[2:]:
+                total = total.add_(share)
+            return out if total is out else out.copy_(total)
+
+        return self._answer(message, works, finish, async_op)
+
+    def all_to_all(self, tensor: Tensor, *, tag: str = "", async_op: bool = False) -> Any:
+        """Rank i's j-th share of dimension 0 goes to rank j: `[size*n, ...] -> [size*n, ...]`."""
+        if tensor.shape[0] % self.size:
+            raise ValueError(f"all_to_all of {tuple(tensor.shape)} over {self.size} ranks: dimension 0 must divide")
+        out = torch.empty_like(tensor)
+        if self.size == 1:
+            return self._done(out.copy_(tensor), async_op)
+        message = self._launch("all_to_all", tensor, tag)
+        work = dist.all_to_all_single(out, tensor.contiguous(), group=self.handle, async_op=True)
+        return self._answer(message, [work], lambda: out, async_op)
+
+    def broadcast(self, tensor: Tensor, source: int = 0, *, tag: str = "", async_op: bool = False) -> Any:
+        """Give every rank the tensor of rank `source` of this group, in place."""
+        self._member(source, "broadcast from")
+        if self.size == 1:
+            return self._done(tensor, async_op)
+        message = self._launch("broadcast", tensor, tag)
+        whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+        work = dist.broadcast(whole, src=self.ranks[source], group=self.handle, async_op=True)
+        return self._answer(
+            message, [work], lambda: tensor if whole is tensor else tensor.copy_(whole), async_op
+        )
+
+    def barrier(self) -> None:
+        """Return when every rank of the group has called it."""
+        if self.size > 1:
+            message = self._launch("barrier", torch.empty(0), "")
+            self._answer(message, [dist.barrier(group=self.handle, async_op=True)], lambda: torch.empty(0), False)
+
+    # Point to point. Messages from one rank to another arrive in the order in which they were sent.
+
+    def send(self, tensor: Tensor, to: int, *, tag: str = "", async_op: bool = False) -> Any:
+        """Send to rank `to` of this group, which must call `recv` with the same shape and dtype.
+
+        Blocks until the buffer may be used again, on gloo often until the other side receives: two ranks that both
+        send first wait for each other for ever.
+        """
+        self._member(to, "send to")
+        message = self._launch("send", tensor, tag, peer=to)
+        whole = tensor.contiguous()
+        number = self._sent[to] = self._sent.get(to, 0) + 1
+        works = [dist.isend(self._header(whole), self.ranks[to], self.handle, 2 * number)] if self.wire.check else []
+        works.append(dist.isend(whole, self.ranks[to], self.handle, 2 * number + 1))
+        return self._answer(message, works, lambda: whole, async_op)
+
+    def recv(self, tensor: Tensor, source: int, *, tag: str = "", async_op: bool = False) -> Any:
+        """Receive into `tensor`, in place, what rank `source` of this group sends next."""
+        self._member(source, "recv from")
+        if not tensor.is_contiguous():
+            raise ValueError("recv needs a contiguous tensor: call it with a fresh torch.empty(shape)")
+        message = self._launch("recv", tensor, tag, peer=source)
+        message.bytes = 0
+        number = self._received[source] = self._received.get(source, 0) + 1
+        if self.wire.check:
+            header = torch.empty_like(self._header(tensor))
+            self.wire.waiting(describe(message))
+            dist.irecv(header, self.ranks[source], self.handle, 2 * number).wait()
+            if not torch.equal(header, self._header(tensor)):
+                raise ValueError(
+                    f"{describe(message)}: rank {source} sent {_sized(header)}, "
+                    f"but the buffer here has {_sized(self._header(tensor))}"
+                )
+        work = dist.irecv(tensor, self.ranks[source], self.handle, 2 * number + 1)
+        return self._answer(message, [work], lambda: tensor, async_op)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """The picklable `value` of every rank, in the order of ranks, on every rank: for reports, not for training."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        self.wire.waiting(f"gather_objects in {self.name}")
+        dist.all_gather_object(values, value, group=self.handle)
+        self.wire.waiting("")
+        return values
+
+    # How a call is counted and answered.
+
+    def _member(self, rank: int, verb: str) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"cannot {verb} rank {rank}: the group {self.name} has ranks 0 to {self.size - 1}")
+        if rank == self.rank and verb != "broadcast from":
+            raise ValueError(f"rank {rank} cannot {verb} itself")
+
+    def _launch(self, op: str, tensor: Tensor, tag: str, peer: int | None = None) -> Message:
+        message = Message(op, self.name, tag, tensor.numel() * tensor.element_size(), perf_counter(), peer)
+        self.wire.messages.append(message)
+        if self.wire.check and peer is None:
+            self._agree(message, tensor)
+        return message
+
+    def _answer(self, message: Message, works: Sequence[Any], finish: Callable[[], Tensor], async_op: bool) -> Any:
+        pending = Pending(self.wire, message, works, finish)
+        return pending if async_op else pending.wait()
+
+    def _done(self, tensor: Tensor, async_op: bool) -> Any:
+        return Pending(self.wire, None, [], lambda: tensor) if async_op else tensor
+
+    def _exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> list[Any]:
+        """Send `out[r]` to each other rank r and receive `into[r]` from it, nearest neighbour first."""
+        self._sequence += 1
+        tag = (1 << 30) + self._sequence % (1 << 29)  # apart from the tags of send and recv
+        works = []
+        for step in range(1, self.size):
+            to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
+            works.append(dist.irecv(into[source], self.ranks[source], self.handle, tag))
+            works.append(dist.isend(out[to], self.ranks[to], self.handle, tag))
+        return works
+
+    def _header(self, tensor: Tensor) -> Tensor:
+        return torch.tensor([tensor.numel(), _DTYPES.index(tensor.dtype)], device=tensor.device)
+
+    def _agree(self, message: Message, tensor: Tensor) -> None:
+        """Raise unless every rank of the group makes the same call now."""
+        mine = f"{message.op} of {tensor.numel()} {str(tensor.dtype).removeprefix('torch.')} ({message.tag})"
+        self.wire.waiting(describe(message))
+        calls: list[Any] = [None] * self.size
+        dist.all_gather_object(calls, mine, group=self.handle)
+        if any(call != mine for call in calls):
+            lines = "; ".join(f"rank {rank} calls {call}" for rank, call in enumerate(calls))
+            raise ValueError(f"the ranks of {self.name} do not make the same call: {lines}")
+
+
+_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
+
+
+def _sized(header: Tensor) -> str:
+    numel, dtype = header.tolist()
+    return f"{numel} {str(_DTYPES[dtype]).removeprefix('torch.')}"
+
+
+# torch renamed these two; either name will do.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def choose_backend(ranks: int, asked: str = "") -> str:
+    """"nccl" when every one of `ranks` local ranks has a GPU of its own, else "gloo"; `asked`, or the environment
+    variable MINIPAR_BACKEND, overrides. Raises `ValueError` for a backend that this machine lacks."""
+    backend = asked or os.environ.get("MINIPAR_BACKEND", "")
+    gpus = torch.cuda.device_count()
+    if not backend:
+        return "nccl" if dist.is_nccl_available() and 0 < ranks <= gpus else "gloo"
+    if backend not in ("gloo", "nccl"):
+        raise ValueError(f"unknown backend {backend!r}: choose gloo (CPU) or nccl (one GPU for each rank)")
+    if backend == "nccl" and not (dist.is_nccl_available() and ranks <= gpus):
+        raise ValueError(f"backend nccl needs a GPU for each of {ranks} ranks, and there are {gpus}: use gloo")
+    return backend
+
+
+def connect(
+    rank: int, size: int, *, backend: str, store: str | None = None, wire: Wire | None = None, local_rank: int | None = None
+) -> Group:
+    """Join the world of `size` ranks as `rank`, and return it as a group.
+
+    `store` is a file path at which ranks of one machine meet, without any port; without it they meet as torchrun's
+    environment variables say. Ranks of one machine talk over loopback only.
+    """
+    if store is not None or os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    if backend == "nccl":
+        torch.cuda.set_device(rank if local_rank is None else local_rank)
+    where: dict[str, Any] = {"store": dist.FileStore(store, size)} if store else {"init_method": "env://"}
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=FOREVER, **where)
+    _worlds.append(Group(dist.group.WORLD, "world", range(size), rank, wire or Wire()))
+    return _worlds[-1]
+
+
+def disconnect() -> None:
+    """Leave the world."""
+    _worlds.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+_worlds: list[Group] = []  # as torch.distributed, a process is in one world at most
+
+
+def current_world() -> Group | None:
+    """The world that this process has joined as a rank, if any."""
+    return _worlds[-1] if _worlds else None
+
+
+def device_mesh(shape: Sequence[int], names: Sequence[str], device_type: str) -> DeviceMesh:
+    """torch's DeviceMesh over all ranks of the world; the last dimension changes fastest."""
+    return init_device_mesh(device_type, tuple(shape), mesh_dim_names=tuple(names))
+
+
+def mesh_group(mesh: DeviceMesh, name: str, wire: Wire) -> Group:
+    """The group of this rank along dimension `name` of the mesh."""
+    handle = mesh.get_group(name)
+    return Group(handle, name, dist.get_process_group_ranks(handle), mesh.get_local_rank(name), wire)

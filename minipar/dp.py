@@ -1,0 +1,126 @@
+"""Data parallel: cut the batch, and keep a whole model on every rank.
+
+Idea    Each rank computes gradients on its own rows of the batch; then the ranks add them up, so that every replica
+        takes the same step and stays the same. Gradients are laid in buckets, filled from the model's last layer to
+        its first as backward produces them; a full bucket is all_reduced at once, while backward goes on with the
+        layers below. What is left to wait for at the end is the last bucket.
+
+            backward    layer 4 | layer 3 | layer 2 | layer 1 |
+            messages            [ bucket 0 (4, 3)  ]   [ bucket 1 (2, 1) ]
+                                                               ^ exposed: only this
+
+Cost    One all_reduce of every gradient a step, whatever the batch: 2 (n-1)/n times their bytes through each rank's
+        link by a ring. Memory: everything, on every rank; see `zero.py`.
+Source  Li et al. 2020, 'PyTorch Distributed: Experiences on Accelerating Data Parallel Training'.
+Read    `flat.py` before; `zero.py` after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minipar.comm import Group, Pending, Reduction
+from minipar.flat import Flat, LaunchOrder, Piece, bucket_plan
+
+
+class DataParallel:
+    """Keeps replicas equal: broadcasts the parameters at the start, and combines gradients every step.
+
+    >>> replicas = DataParallel(model.parameters(), mesh.dp)
+    >>> optimizer = torch.optim.AdamW(replicas.parameter_groups())
+    >>> replicas.start(micro_batches=2)
+    >>> for rows in batch.chunk(2): loss(model, rows).backward()     # the second backward launches the all_reduces
+    >>> replicas.finish(); optimizer.step()
+
+    `op` is "sum" when each loss was divided by the tokens of the whole batch: right also when ranks hold different
+    numbers of tokens. "mean" averages the ranks' gradients, which is the same only when they hold equally many.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter] | Sequence[dict[str, Any]],
+        group: Group,
+        *,
+        bucket_bytes: int = 8 << 20,
+        op: Reduction = "sum",
+    ) -> None:
+        given = list(parameters)
+        self._groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+        self.group, self.op = group, op
+        everything = [parameter for options in self._groups for parameter in options["params"]]
+        for parameter in everything:
+            group.broadcast(parameter.data, tag="dp.first weights")
+        trained = [parameter for parameter in everything if parameter.requires_grad]
+        plan = bucket_plan([p.numel() * p.element_size() for p in trained], bucket_bytes)
+        self.flats = [Flat([trained[index] for index in bucket]) for bucket in plan]
+        self.buffers = [flat.buffer() for flat in self.flats]
+        self._order = LaunchOrder([len(flat.parameters) for flat in self.flats], self._launch)
+        self._pending: list[Pending] = []
+        self._listening = True
+        for bucket, (flat, buffer) in enumerate(zip(self.flats, self.buffers, strict=True)):
+            for parameter, view in zip(flat.parameters, flat.views(buffer), strict=True):
+                parameter.register_post_accumulate_grad_hook(self._hook(bucket, view))
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """What to hand to an optimizer."""
+        return self._groups
+
+    def start(self, micro_batches: int = 1) -> None:
+        """Begin a step in which every parameter receives a gradient from each of `micro_batches` backwards."""
+        for flat in self.flats:
+            for parameter in flat.parameters:
+                parameter.grad = None
+        self._order.start(micro_batches=micro_batches)
+
+    def finish(self) -> None:
+        """Wait until every gradient is the whole group's."""
+        for flat, buffer in zip(self.flats, self.buffers, strict=True):
+            for parameter, view in zip(flat.parameters, flat.views(buffer), strict=True):
+                if parameter.grad is None:
+                    view.zero_()
+                    parameter.grad = view
+        self._order.finish()
+        for pending in self._pending:
+            pending.wait()
+        self._pending.clear()
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update: every replica takes the same step."""
+        optimizer.step()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards in here only add to the gradients: they are not among the `micro_batches` that `start` expects."""
+        self._listening = False
+        try:
+            yield
+        finally:
+            self._listening = True
+
+    def pieces(self) -> list[Piece]:
+        """Every gradient, whole, as views."""
+        return [
+            Piece(parameter, 0, view.view(-1))
+            for flat, buffer in zip(self.flats, self.buffers, strict=True)
+            for parameter, view in zip(flat.parameters, flat.views(buffer), strict=True)
+        ]
+
+    def _hook(self, bucket: int, view: Tensor) -> Any:
+        def ready(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            if parameter.grad.data_ptr() != view.data_ptr():  # the first gradient of the step: from here on, add in place
+                view.copy_(parameter.grad)
+                parameter.grad = view
+            if self._listening:
+                self._order.arrived(bucket)
+
+        return ready
+
+    def _launch(self, bucket: int) -> None:
+        buffer = self.buffers[bucket]
+        self._pending.append(self.group.all_reduce(buffer, self.op, tag=f"dp.grad bucket {bucket}", async_op=True))

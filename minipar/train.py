@@ -1,0 +1,270 @@
+"""3D: one training step, composed of the cuts.
+
+Idea    Build this rank's stages of the model, cut their layers over tp, keep replicas over dp (whole, or in ZeRO's
+        shares), and run a pipeline schedule over pp. Then a step is: count the batch's tokens, run the schedule,
+        finish the gradients, clip them by the norm of the whole model's gradient, update.
+
+            count tokens   dp     so that the loss is the mean over all tokens, however unevenly they lie
+            pipeline       pp tp  forwards and backwards; dp or ZeRO sends full buckets of gradients meanwhile
+            finish         dp     wait for the gradients
+                           tp     by sequence: parameters that saw a slice of it add up their gradients
+                           pp     tied embeddings: first and last stage add up theirs
+            norm, loss     world  each parameter once; two numbers
+            update         dp     ZeRO 1 and 2 gather the new parameters
+
+Read    `dp.py`, `tp.py`, `pp.py`, `zero.py` before; `ledger.py` for what each line costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import cos, pi
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minipar import schedule as schedules
+from minipar import tp
+from minipar.dp import DataParallel
+from minipar.flat import Piece
+from minipar.mesh import Mesh
+from minipar.model import GPT, IGNORED, GPTConfig, materialise
+from minipar.pp import MicroBatch, Pipeline, split_layers
+from minipar.split import split_of
+from minipar.zero import Zero
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides a run, but for the mesh and the data."""
+
+    model: GPTConfig = GPTConfig()
+    global_batch: int = 16
+    micro_batches: int = 4
+    schedule: str = "1f1b"
+    chunks: int = 1
+    zero: int = 0
+    sequence_parallel: bool = False
+    precision: str = "fp32"
+    steps: int = 20
+    lr: float = 1e-3
+    warmup: int = 5
+    decay_steps: int = 0  # 0: the learning rate stays
+    weight_decay: float = 0.1
+    clip: float = 1.0  # 0: not at all
+    seed: int = 0
+    bucket_bytes: int = 8 << 20
+
+
+def micro_batches_of(config: TrainConfig, dp: int) -> int:
+    """How many micro-batches a replica runs: as many as asked, but none without a row."""
+    return min(config.micro_batches, config.global_batch // dp)
+
+
+def check(config: TrainConfig, shape: dict[str, int]) -> None:
+    """Raise `ValueError` with a line for every number that does not fit the others."""
+    dp, pp, tp_ranks = shape["dp"], shape["pp"], shape["tp"]
+    model, faults = config.model, []
+    for name in ("global_batch", "micro_batches", "chunks", "steps"):
+        if getattr(config, name) < 1:
+            faults.append(f"{name.replace('_', '-')} {getattr(config, name)}: choose a whole number from 1")
+    if config.precision not in DTYPES:
+        faults.append(f"unknown precision {config.precision!r}: choose from {', '.join(DTYPES)}")
+    if config.zero not in (0, 1, 2, 3):
+        faults.append(f"ZeRO has no stage {config.zero}: choose 0 (off), 1, 2 or 3")
+    if not config.lr > 0 or config.clip < 0:
+        faults.append(f"lr {config.lr:g} must be above 0 and clip {config.clip:g} not below")
+    if not faults and config.global_batch % dp:
+        faults.append(
+            f"a global batch of {config.global_batch} rows cannot be shared by dp={dp} replicas: "
+            f"choose a multiple of {dp}, such as {-(-config.global_batch // dp) * dp}"
+        )
+    if not faults and (config.global_batch // dp) % micro_batches_of(config, dp):
+        rows = config.global_batch // dp
+        choices = ", ".join(str(n) for n in range(1, rows + 1) if rows % n == 0)
+        faults.append(
+            f"{rows} rows on each replica do not divide into {config.micro_batches} micro-batches: choose from {choices}"
+        )
+    try:
+        tp.check(
+            model.heads, model.key_value_heads, model.sequence if config.sequence_parallel else 0, tp_ranks
+        )
+    except ValueError as error:
+        faults.append(str(error))
+    try:
+        split_layers(model, pp * max(config.chunks, 1))
+        if not faults:
+            schedules.by_name(config.schedule, pp, micro_batches_of(config, dp), config.chunks)
+    except ValueError as error:
+        faults.append(str(error))
+    if faults:
+        raise ValueError("; ".join(faults))
+
+
+@dataclass
+class StepResult:
+    """The mean loss over the tokens of the global batch, and the norm of the whole gradient before clipping."""
+
+    loss: float
+    gradient_norm: float
+
+
+class Engine:
+    """One rank's part of the model, and how it takes a step together with the others."""
+
+    def __init__(self, mesh: Mesh, config: TrainConfig) -> None:
+        check(config, mesh.shape)
+        self.mesh, self.config = mesh, config
+        self.device = torch.device("cuda", torch.cuda.current_device()) if mesh.world.backend == "nccl" else "cpu"
+        self.dtype = DTYPES[config.precision]
+        self.micro_batches = micro_batches_of(config, mesh.dp.size)
+        self.schedule = schedules.by_name(config.schedule, mesh.pp.size, self.micro_batches, config.chunks).validate()
+        self.stages = self._build_stages()
+        self.tied = self._tied_copies()
+        self.replicas = self._build_replicas()
+        fused = {"fused": True} if self.dtype in (torch.float32, torch.float64) else {}
+        self.optimizer = torch.optim.AdamW(
+            self.replicas.parameter_groups(), lr=config.lr, betas=(0.9, 0.95), eps=1e-8, **fused
+        )
+        self.pipeline = Pipeline(self.stages, self.schedule, mesh.pp, dtype=self.dtype, device=self.device)
+        self.step_number = 0
+
+    # What this rank holds.
+
+    def _build_stages(self) -> dict[int, GPT]:
+        config, mesh = self.config, self.mesh
+        layers = split_layers(config.model, self.schedule.stages)
+        stages = {}
+        for stage in range(mesh.pp.rank, self.schedule.stages, mesh.pp.size):
+            last = stage == self.schedule.stages - 1
+            with torch.device("meta"):
+                part = GPT(config.model, layers[stage], first=stage == 0, last=last, seed=config.seed)
+                tp.parallelize(part, mesh.tp, sequence_parallel=config.sequence_parallel)
+            stages[stage] = materialise(part, config.seed, self.dtype, self.device)
+        return stages
+
+    def _tied_copies(self) -> list[torch.nn.Parameter]:
+        """Tied embeddings whose two uses are on different stages: this rank's copies (first stage's, last stage's)."""
+        first, last = self.stages.get(0), self.stages.get(self.schedule.stages - 1)
+        if not self.config.model.tied or self.schedule.stages == 1:
+            return []
+        if first is not None and last is not None:  # both stages here: one parameter again
+            last.head.output.weight = first.embedding.word.weight
+            return []
+        return [part.weight for part in (first and first.embedding.word, last and last.head.output) if part]
+
+    def _build_replicas(self) -> DataParallel | Zero:
+        config, group = self.config, self.mesh.dp
+        parameters = list(self.parameters().values())
+        groups = [
+            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
+            {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+        ]
+        if not config.zero:
+            return DataParallel(groups, group, bucket_bytes=config.bucket_bytes)
+        units = [unit for part in self.stages.values() for unit in (part.embedding, *part.blocks.values(), part.head)]
+        return Zero(
+            [unit for unit in units if unit is not None],
+            group,
+            stage=config.zero,
+            parameter_groups=groups,
+            alone=self.tied,
+            bucket_bytes=config.bucket_bytes,
+        )
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """This rank's parameters by the names they have in the whole model; a parameter used twice appears once."""
+        found = {name: p for part in self.stages.values() for name, p in part.named_parameters()}
+        return {name: p for index, (name, p) in enumerate(found.items()) if not any(p is q for q in list(found.values())[:index])}
+
+    # A step.
+
+    def step(self, batch: Any) -> StepResult:
+        """Train on this replica's rows of a global batch: `.tokens`, `.targets` [rows, T] and `.samples` [rows]."""
+        self.replicas.start(self.micro_batches)
+        count = (batch.targets != IGNORED).sum()
+        tokens = self.mesh.dp.all_reduce(count.to(torch.float64), tag="train.tokens").item()
+        scale = 1.0 / max(tokens, 1.0)
+        loss = self.pipeline.run(self._cut(batch), self._activation_shape(batch), scale)
+        self.replicas.finish()
+        self._sum_slices()
+        self._sum_tied()
+        result = self._measure(loss * scale)
+        self._clip(result.gradient_norm)
+        for options in self.optimizer.param_groups:
+            options["lr"] = learning_rate(self.config, self.step_number)
+        self.replicas.step(self.optimizer)
+        self.step_number += 1
+        return result
+
+    def _cut(self, batch: Any) -> list[MicroBatch]:
+        parts = (batch.tokens.chunk(self.micro_batches), batch.targets.chunk(self.micro_batches))
+        samples = batch.samples.chunk(self.micro_batches)
+        return [
+            MicroBatch(tokens.to(self.device), targets.to(self.device), rows.tolist())
+            for tokens, targets, rows in zip(*parts, samples, strict=True)
+        ]
+
+    def _activation_shape(self, batch: Any) -> tuple[int, int, int]:
+        rows, sequence = batch.tokens.shape
+        split = self.mesh.tp.size if self.config.sequence_parallel else 1
+        return rows // self.micro_batches, sequence // split, self.config.model.hidden
+
+    def _sum_slices(self) -> None:
+        """Sequence parallel: a LayerNorm has seen only this rank's slice of the sequence."""
+        slices = [piece.gradient for piece in self.replicas.pieces() if tp.sees_a_slice(piece.parameter)]
+        if slices and self.mesh.tp.size > 1:
+            together = torch.cat(slices)
+            self.mesh.tp.all_reduce(together, tag="train.sequence slices")
+            for gradient, total in zip(slices, together.split([len(piece) for piece in slices]), strict=True):
+                gradient.copy_(total)
+
+    def _sum_tied(self) -> None:
+        """Tied embeddings: the word embedding is used on the first stage and on the last, and its gradient is both."""
+        pp = self.mesh.pp
+        peer = pp.size - 1 if pp.rank == 0 else 0
+        for piece in self._tied_pieces():
+            other = torch.empty_like(piece.gradient)
+            arriving = pp.recv(other, peer, tag="train.tied", async_op=True)
+            leaving = pp.send(piece.gradient.clone(), peer, tag="train.tied", async_op=True)
+            arriving.wait()
+            leaving.wait()
+            piece.gradient.add_(other)
+
+    def _tied_pieces(self) -> list[Piece]:
+        return [piece for piece in self.replicas.pieces() if any(piece.parameter is copy for copy in self.tied)]
+
+    def _measure(self, loss: Tensor) -> StepResult:
+        """The loss and the gradient's norm of the whole model, the same on every rank: two numbers to all."""
+        mesh = self.mesh
+        own = [piece.gradient for piece in self.replicas.pieces() if self._counts(piece)]
+        norms = torch._foreach_norm(own) if own else []
+        squares = torch.stack(norms).double().square().sum() if norms else torch.zeros((), dtype=torch.float64)
+        totals = torch.stack([loss.double() if mesh.tp.rank == 0 else torch.zeros_like(loss), squares.to(loss.device)])
+        loss_sum, square_sum = mesh.world.all_reduce(totals, tag="train.loss and norm").tolist()
+        return StepResult(loss_sum, square_sum**0.5)
+
+    def _counts(self, piece: Piece) -> bool:
+        """Whether this rank speaks for the piece in the norm: of all ranks that hold it, exactly one does."""
+        mesh = self.mesh
+        split = split_of(piece.parameter) is not None or mesh.tp.rank == 0
+        shared = self.config.zero > 0 or mesh.dp.rank == 0
+        copy = mesh.pp.rank > 0 and any(piece.parameter is tied for tied in self.tied)
+        return split and shared and not copy
+
+    def _clip(self, norm: float) -> None:
+        if self.config.clip and norm > self.config.clip:
+            torch._foreach_mul_([piece.gradient for piece in self.replicas.pieces()], self.config.clip / (norm + 1e-6))
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Linear warm-up, then constant, or half a cosine down to a tenth where `decay_steps` are given."""
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    if not config.decay_steps:
+        return config.lr
+    done = (step - config.warmup) / max(1, config.decay_steps - config.warmup)
+    return config.lr * (0.1 + 0.45 * (1 + cos(pi * min(done, 1.0))))
