@@ -202,11 +202,12 @@ class Group:
         works = self._exchange(chunks, arrived)
 
         def finish() -> Tensor:
-            # In the order of the ranks, so that the sum does not depend on who computes it.
-            total = torch.add(arrived[0], arrived[1], out=out if self.size == 2 or self.rank > 1 else None)
+            # In the order of the ranks, so that the sum does not depend on who computes it; not in this rank's own
+            # share, which may be `out` and is yet to be added.
+            total = torch.add(arrived[0], arrived[1], out=arrived[1 if self.rank == 0 else 0])
             for share in arrived[2:]:
-                total = total.add_(share)
-            return out if total is out else out.copy_(total)
+                total.add_(share)
+            return out.copy_(total)
 
         return self._answer(message, works, finish, async_op)
 
@@ -332,7 +333,7 @@ class Group:
             raise ValueError(f"the ranks of {self.name} do not make the same call: {lines}")
 
 
-_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
+_DTYPES = [getattr(torch, name) for name in "float32 float64 bfloat16 float16 int64 int32 uint8 bool".split()]
 
 
 def _sized(header: Tensor) -> str:
@@ -360,7 +361,13 @@ def choose_backend(ranks: int, asked: str = "") -> str:
 
 
 def connect(
-    rank: int, size: int, *, backend: str, store: str | None = None, wire: Wire | None = None, local_rank: int | None = None
+    rank: int,
+    size: int,
+    *,
+    backend: str,
+    store: str | None = None,
+    wire: Wire | None = None,
+    local_rank: int | None = None,
 ) -> Group:
     """Join the world of `size` ranks as `rank`, and return it as a group.
 

@@ -110,10 +110,18 @@ class DataParallel:
             for parameter, view in zip(flat.parameters, flat.views(buffer), strict=True)
         ]
 
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes of parameters and gradients that this rank holds."""
+        parameters = [p for options in self._groups for p in options["params"]]
+        return {
+            "parameters": sum(p.numel() * p.element_size() for p in parameters),
+            "gradients": sum(buffer.numel() * buffer.element_size() for buffer in self.buffers),
+        }
+
     def _hook(self, bucket: int, view: Tensor) -> Any:
         def ready(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            if parameter.grad.data_ptr() != view.data_ptr():  # the first gradient of the step: from here on, add in place
+            if parameter.grad.data_ptr() != view.data_ptr():  # the step's first gradient; the next are added in place
                 view.copy_(parameter.grad)
                 parameter.grad = view
             if self._listening:

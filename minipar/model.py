@@ -19,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minipar.batches import IGNORED
 from minipar.split import Split, split_of
 
-IGNORED = -100  # a target at which nothing is to be learned
+
 
 
 @dataclass(frozen=True)

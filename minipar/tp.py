@@ -241,14 +241,15 @@ class _CrossEntropy(torch.autograd.Function):
         total, right = group.all_reduce(sums, tag="tp.loss sums")
         learned = targets != IGNORED
         ctx.save_for_backward(shares.div_(total.unsqueeze(1)), mine.where(known, 0), known & learned, learned)
-        ctx.like = logits
+        ctx.logits = (logits.shape, logits.dtype)
         return ((total.log() + highest - right) * learned).sum()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # softmax minus one at the target
         shares, mine, known, learned = ctx.saved_tensors
-        grad_logits = torch.zeros_like(ctx.like)
+        (tokens, columns), dtype = ctx.logits
         words = shares.shape[1]
+        grad_logits = shares.new_zeros((tokens, columns), dtype=dtype)
         torch.mul(shares, (learned * grad).unsqueeze(1), out=grad_logits[:, :words])
         if words:
             grad_logits.scatter_add_(1, mine.unsqueeze(1), (-grad * known).to(grad_logits).unsqueeze(1))

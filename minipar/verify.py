@@ -10,16 +10,21 @@ Read    `train.py` before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import Tensor
 
-from minipar.mesh import Mesh
-from minipar.model import IGNORED, build
+from minipar import launch
+from minipar.batches import IGNORED, RandomBatches
+from minipar.mesh import Mesh, plan
+from minipar.model import GPTConfig, build
 from minipar.split import Split, split_of
 from minipar.train import Engine, TrainConfig, learning_rate
 from minipar.zero import Zero
@@ -168,3 +173,135 @@ def worst_difference(seen: Observed, truth: Observed) -> tuple[float, str]:
             difference = float((ours[name].double() - b).abs().max()) / scale if b.numel() else 0.0
             differences.append((float("inf") if difference != difference else difference, f"{what} of {name}"))
     return max(differences)
+
+
+# Which topologies.
+
+TOLERANCE = 1e-9  # relative, in float64
+SMALL = TrainConfig(
+    model=GPTConfig(layers=5, hidden=24, heads=4, vocab=37, sequence=8),
+    global_batch=8,
+    micro_batches=2,
+    precision="fp64",
+    clip=0.5,
+    warmup=2,
+    lr=1e-2,
+    bucket_bytes=8000,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One topology, and how it is trained on what."""
+
+    degrees: dict[str, int]
+    config: TrainConfig
+    ragged: bool = True
+    steps: int = 3
+
+    def __str__(self) -> str:
+        plain = TrainConfig(model=self.config.model)
+        shown = ("zero", "schedule", "chunks", "micro_batches", "sequence_parallel")
+        options = [f"{n.replace('_', '-')} {getattr(self.config, n)}" for n in shown if getattr(self.config, n) != getattr(plain, n)]
+        model = [f"{n} {getattr(self.config.model, n)}" for n in ("tied", "dropout", "kv_heads") if getattr(self.config.model, n)]
+        return ", ".join([" ".join(f"{axis}{n}" for axis, n in self.degrees.items() if n > 1) or "one rank", *options, *model])
+
+
+def cases(ranks: int = 8) -> Iterator[Case]:
+    """The topologies that `minipar verify` goes through: each cut alone, in pairs, and all of them, on at most `ranks`."""
+    tied = replace(SMALL, model=replace(SMALL.model, tied=True))
+    mixed = replace(SMALL, model=replace(SMALL.model, tied=True, kv_heads=2, dropout=0.1), sequence_parallel=True)
+    listed: list[tuple[TrainConfig, dict[str, Any], tuple[int, int, int]]] = [
+        *((SMALL, {}, (dp, 1, 1)) for dp in (1, 2, 4)),
+        *((SMALL, {}, (1, 1, tp)) for tp in (2, 4)),
+        *((SMALL, {"sequence_parallel": True}, (1, 1, tp)) for tp in (2, 4)),
+        *((SMALL, {"schedule": name}, (1, pp, 1)) for pp in (2, 4) for name in ("gpipe", "1f1b", "zb-h1")),
+        (SMALL, {"schedule": "interleaved", "chunks": 2, "micro_batches": 4}, (1, 2, 1)),
+        (SMALL, {"micro_batches": 1}, (1, 4, 1)),
+        *((SMALL, {"zero": stage}, (dp, 1, 1)) for stage in (1, 2, 3) for dp in (2, 4)),
+        (tied, {}, (1, 4, 1)),
+        *((tied, {"zero": stage}, (2, 2, 1)) for stage in (0, 1, 2, 3)),
+        *((mixed, {"zero": stage}, (2, 1, 2)) for stage in (0, 1, 2, 3)),
+        *((mixed, {"zero": stage}, (2, 2, 2)) for stage in (0, 1, 2, 3)),
+        (mixed, {"zero": 2, "schedule": "zb-h1", "micro_batches": 4}, (2, 2, 2)),
+        (mixed, {"zero": 3, "schedule": "interleaved", "chunks": 2}, (2, 2, 2)),
+    ]
+    for config, options, (dp, pp, tp) in listed:
+        if dp * pp * tp <= ranks:
+            yield Case({"dp": dp, "pp": pp, "tp": tp}, replace(config, **options))
+
+
+def draw(choose: Callable[[Sequence[Any]], Any], ranks: int = 8) -> Case:
+    """A topology, options and sizes at random: `choose` picks one of what it is given, the simplest first."""
+    tp = choose([1, 2, 3, 4])
+    pp = choose([n for n in (1, 2, 3, 4) if n * tp <= ranks])
+    dp = choose([n for n in (1, 2, 3, 4) if n * tp * pp <= ranks])
+    schedule = choose(["1f1b", "gpipe", "zb-h1", "naive", *(["interleaved"] if pp < 4 else [])])
+    chunks = choose([1, 2]) if schedule == "interleaved" else 1
+    micro_batches = choose([n for n in (1, 2, 3, 4, 6) if schedule != "interleaved" or chunks == 1 or n % pp == 0])
+    kv_heads = tp * choose([1, 2])
+    heads = kv_heads * choose([1, 2])
+    sequence_parallel = choose([False, True])
+    model = GPTConfig(
+        layers=pp * chunks + choose([0, 1, 3]),
+        hidden=heads * choose([2, 1, 5]),
+        heads=heads,
+        kv_heads=kv_heads,
+        vocab=choose([11, 5, 40]),
+        sequence=choose([4, 1, 7]) * (tp if sequence_parallel else 1),
+        dropout=choose([0.0, 0.2]),
+        tied=choose([False, True]),
+    )
+    config = replace(
+        SMALL,
+        model=model,
+        global_batch=dp * micro_batches * choose([1, 2]),
+        micro_batches=micro_batches,
+        schedule=schedule,
+        chunks=chunks,
+        zero=choose([0, 1, 2, 3]),
+        sequence_parallel=sequence_parallel,
+        clip=choose([0.0, 0.3, 1e6]),
+        bucket_bytes=choose([8 << 20, 1000, 1]),
+        seed=choose([0, 1]),
+    )
+    return Case({"dp": dp, "pp": pp, "tp": tp}, config, ragged=choose([False, True]), steps=20)
+
+
+def compare(case: Case) -> tuple[float, str]:
+    """Run a case on ranks and in one process: the worst relative difference, and where. Infinite if ranks that share
+    a value hold different bits of it."""
+    config, mesh = case.config, plan(**case.degrees)
+    batches = RandomBatches(
+        vocab=config.model.vocab,
+        sequence=config.model.sequence,
+        global_batch=config.global_batch,
+        seed=config.seed,
+        ragged=case.ragged,
+    )
+    by_rank = launch.run(train_and_part, mesh, config, batches, case.steps)
+    seen = together(mesh, by_rank, config.model.tied)
+    if seen.unequal:
+        return float("inf"), f"ranks differ: {', '.join(seen.unequal[:3])}"
+    return worst_difference(seen, reference(config, batches, case.steps))
+
+
+def command(fuzz: int | None, seed: int, ranks: int) -> list[dict[str, Any]]:
+    """`minipar verify`: print a line for each topology; all of them as rows."""
+    console = Console(highlight=False, soft_wrap=True)
+    chance = random.Random(seed)
+    chosen = cases(ranks) if fuzz is None else (draw(chance.choice, ranks) for _ in range(fuzz))
+    rows: list[dict[str, Any]] = []
+    console.print("worst relative difference to one process in float64, over losses, gradients and weights\n")
+    for case in chosen:
+        start = perf_counter()
+        worst, where = compare(case)
+        equal = worst <= TOLERANCE
+        rows.append({"topology": str(case), "worst": worst, "where": where, "equal": equal})
+        verdict = "equal " if equal else "DIFFERS"
+        console.print(f"{verdict} {worst:8.1e}  {perf_counter() - start:4.1f} s  {case}" + ("" if equal else f"  ({where})"))
+        if not equal and fuzz is not None:
+            console.print(f"        {case!r}")
+    different = sum(not row["equal"] for row in rows)
+    console.print(f"\n{len(rows)} topologies, " + (f"{different} differ" if different else "all equal"))
+    return rows

@@ -75,8 +75,7 @@ class Shard:
         if self.gathering is not None:
             self.wait()
         self.here = False
-        if self.group.size > 1 or not self.keep:
-            self.full.untyped_storage().resize_(0)
+        self.full.untyped_storage().resize_(0)
 
     def publish(self) -> Pending:
         """After the optimizer has updated `mine`: tell the others."""
@@ -193,9 +192,10 @@ class Zero:
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Update this rank's share; in stages 1 and 2 every rank then gets the others'."""
         optimizer.step()
-        if self.stage < 3:
-            for pending in [shard.publish() for shard in self.shards]:
-                pending.wait()
+        for pending in [shard.publish() for shard in self.shards if shard.keep]:
+            pending.wait()
+        for shard in self.shards:
+            shard.free()  # what was gathered ahead is old now
 
     def gather(self) -> None:
         """Bring every parameter here, whole: in stage 3 for reading them, until the next use frees them."""
@@ -210,6 +210,16 @@ class Zero:
             for piece in shard.flat.pieces(self.group.rank, gradient)
         ]
 
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes that this rank holds between steps: parameters and gradients, with the padding of the buckets, and
+        `buffers`, in which gradients wait for their reduce_scatter (stages 2 and 3)."""
+        size = lambda tensors: sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+        return {
+            "parameters": size(self.frozen) + size(s.full for s in self.shards) + size(s.mine for s in self.shards if not s.keep),
+            "gradients": size(self._buffers if self.stage == 1 else self._gradients),
+            "buffers": size(self._spare),
+        }
+
     def _hook(self, bucket: int, index: int) -> Any:
         flat, filled = self.shards[bucket].flat, self._filled[bucket]
 
@@ -220,6 +230,8 @@ class Zero:
             filled.add(index)
             parameter.grad = None
             self._order.arrived(bucket)
+            if self.stage == 3:
+                self._close(parameter)
 
         return ready
 
@@ -257,22 +269,57 @@ class Zero:
 
     def _gather_around(self, units: Sequence[nn.Module]) -> None:
         owner = {id(p): shard for shard in self.shards for p in shard.flat.parameters}
-        uses = [list(dict.fromkeys(owner[id(p)] for p in unit.parameters() if id(p) in owner)) for unit in units]
-
-        def enter(number: int, then: int) -> None:
-            for shard in uses[number]:
-                shard.gather()
-            for shard in uses[then] if 0 <= then < len(uses) else []:
-                shard.gather()
-            for shard in uses[number]:
-                shard.wait()
-
-        def leave(number: int) -> None:
-            for shard in uses[number]:
-                shard.free()
-
+        self._uses = [list(dict.fromkeys(owner[id(p)] for p in unit.parameters() if id(p) in owner)) for unit in units]
+        self._open: dict[int, set[int]] = {}
         for number, unit in enumerate(units):
-            unit.register_forward_pre_hook(lambda module, args, n=number: enter(n, n + 1))
-            unit.register_forward_hook(lambda module, args, output, n=number: leave(n))
-            unit.register_full_backward_pre_hook(lambda module, grad, n=number: enter(n, n - 1))
-            unit.register_full_backward_hook(lambda module, into, out, n=number: leave(n))
+            unit.register_forward_pre_hook(lambda module, args, n=number: self._before_forward(n, args))
+            unit.register_forward_hook(lambda module, args, output, n=number: self._after_forward(n, args, output))
+
+    def _enter(self, number: int, then: int) -> None:
+        """Bring a unit's parameters here, and start to bring those of the unit that comes `then`."""
+        for shard in self._uses[number] + (self._uses[then] if 0 <= then < len(self._uses) else []):
+            shard.gather()
+        for shard in self._uses[number]:
+            shard.wait()
+
+    def _leave(self, number: int) -> None:
+        for shard in self._uses[number]:
+            shard.free()
+
+    def _before_forward(self, number: int, args: Any) -> Any:
+        self._enter(number, number + 1)
+        first, *rest = args
+        return (_Then.apply(first, lambda: self._leave(number)), *rest) if first.requires_grad else args
+
+    def _after_forward(self, number: int, args: Any, output: Tensor) -> Tensor:
+        self._leave(number)
+
+        def before_backward() -> None:
+            self._enter(number, number - 1)
+            if not args[0].requires_grad:  # no gradient leaves at its other end: it ends with its parameters' gradients
+                parameters = (p for shard in self._uses[number] for p in shard.flat.parameters)
+                self._open[number] = {id(p) for p in parameters if p.requires_grad}
+
+        return _Then.apply(output, before_backward) if output.requires_grad else output
+
+    def _close(self, parameter: Tensor) -> None:
+        """A parameter has its gradient: of a unit that waits only for these, drop the parameters after the last."""
+        for number, missing in list(self._open.items()):
+            missing.discard(id(parameter))
+            if not missing:
+                del self._open[number]
+                self._leave(number)
+
+
+class _Then(torch.autograd.Function):
+    """The same tensor; when its gradient comes by, `call` is called."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.call()
+        return grad, None

@@ -1,0 +1,162 @@
+"""A training job: what `minipar train` does on ranks, step after step.
+
+Idea    The launcher prepares the text once, then every rank builds its part of the model, reads its rows of each
+        batch by the number of the step, and trains. Nothing about the data is sent between ranks. At the end each
+        rank hands in its facts, and rank 0 makes the report.
+Read    `train.py` before; `report.py` after.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from minipar import comm, corpus, ledger, report, trace
+from minipar.launch import RANK_BYTES, World, under_torchrun
+from minipar.mesh import Mesh
+from minipar.train import Engine, TrainConfig, check
+
+KEPT_STEPS = 5  # spans and messages are kept for the last few steps only
+EVENT = "\x1eminipar "  # marks the lines with which rank 0 tells the launcher of its progress
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run: how the model is trained, on what, and what is said meanwhile."""
+
+    config: TrainConfig
+    mesh: Mesh
+    data: str | None = None
+    backend: str = ""
+
+
+def run(job: Job, on_event: OnEvent) -> dict[str, Any] | None:
+    """Train, on fresh ranks or on torchrun's, and return the report; None on torchrun's ranks but the first.
+
+    `on_event` is called with what happens: {"event": "corpus", ...}, {"event": "step", "step": 3, "loss": ...}.
+    Raises `ValueError`, before any rank is started, for a job that cannot run.
+    """
+    started = time.time()
+    check(job.config, job.mesh.shape)
+    if not under_torchrun():
+        check_memory(job)
+    prepared = corpus.prepare(job.data, vocab=job.config.model.vocab)
+    batches_of(job, prepared)  # raises for a text that is too short
+    on_event({"event": "corpus", "statistics": str(prepared.statistics)})
+    if under_torchrun():
+        on_line = None
+    else:
+        on_line = lambda stream, text: _hear(stream, text, on_event)
+    with World(job.mesh, backend=job.backend, timeout=None, on_output=on_line) as world:
+        if under_torchrun():
+            found = world.call(_train_and_tell, (job, started, on_event), timeout=None)
+        else:
+            found = world.call(_train_and_print, (job, started), timeout=None)
+    return next((one for one in found if one is not None), None)
+
+
+def batches_of(job: Job, prepared: corpus.Corpus) -> corpus.Batches:
+    """The run's batches; every rank, of any topology, sees the same."""
+    config = job.config
+    return corpus.Batches(
+        prepared.train, sequence=config.model.sequence, global_batch=config.global_batch, seed=config.seed
+    )
+
+
+def check_memory(job: Job) -> None:
+    """Raise `ValueError` if the ranks' parameters, gradients and optimizer states don't fit into this machine."""
+    shape = report.shape_of(job.config, job.mesh)
+    free = psutil.virtual_memory().available
+    need = sum(
+        RANK_BYTES
+        + ledger.model_state_bytes(
+            ledger.rank_parameters(shape, job.mesh.coordinates(rank)["pp"]),
+            dp=shape.dp,
+            zero=shape.zero,
+            precision=job.config.precision,
+        ).total
+        for rank in range(job.mesh.size)
+    )
+    if need > free:
+        raise ValueError(
+            f"{job.mesh.size} ranks of this model need about {need / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB "
+            "are free: choose a smaller model, fewer ranks, or a higher --zero"
+        )
+
+
+# On each rank.
+
+
+def _train_and_print(mesh: Mesh, job: Job, started: float) -> dict[str, Any] | None:
+    return _train_and_tell(mesh, job, started, lambda event: print(EVENT + json.dumps(event), flush=True))
+
+
+def _hear(stream: str, text: str, on_event: OnEvent) -> None:
+    """A line of a rank: an event, or something to print."""
+    _, marker, event = text.partition(EVENT)
+    if marker:
+        on_event(json.loads(event))
+    else:
+        file = getattr(sys, stream)
+        file.write(text)
+        file.flush()
+
+
+def _train_and_tell(mesh: Mesh, job: Job, started: float, tell: OnEvent) -> dict[str, Any] | None:
+    """Train on this rank; on rank 0 tell of each step, and return the report."""
+    assert mesh.world is not None
+    say = tell if mesh.world.rank == 0 else lambda event: None
+    facts = train(mesh, job, started, say)
+    everyone = mesh.world.gather_objects(facts)
+    return report.make(job.config, mesh, everyone, mesh.world.backend) if mesh.world.rank == 0 else None
+
+
+def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFacts:
+    """All steps on this rank, and what it saw."""
+    assert mesh.world is not None
+    config, wire = job.config, mesh.world.wire
+    batches = batches_of(job, corpus.prepare(job.data, vocab=config.model.vocab))
+    engine = Engine(mesh, config)
+    rows = config.global_batch // mesh.dp.size
+    first = mesh.dp.rank * rows
+    wire.messages.clear()
+    meter = trace.ActivationMeter(engine.parameters().values())
+    facts = report.RankFacts([], [], [], time.time() - started, [], [], {}, trace.Footprint(), 0, 0)
+    say({"event": "start", "seconds": facts.startup_seconds, "steps": config.steps})
+    for step in range(config.steps):
+        start = perf_counter()
+        with meter if step == 0 else nullcontext():
+            result = engine.step(batches.rows(step, first, first + rows))
+        facts.step_seconds.append(perf_counter() - start)
+        facts.losses.append(result.loss)
+        facts.gradient_norms.append(result.gradient_norm)
+        _collect(facts, engine, wire)
+        say({"event": "step", "step": step, "loss": result.loss, "norm": result.gradient_norm,
+             "seconds": facts.step_seconds[-1], "tokens": config.global_batch * config.model.sequence})  # fmt: skip
+    held = engine.replicas.held_bytes()
+    facts.footprint = trace.footprint(held, engine.optimizer, meter.peak)
+    facts.buffers = held.get("buffers", 0)
+    facts.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return facts
+
+
+def _collect(facts: report.RankFacts, engine: Engine, wire: comm.Wire) -> None:
+    """Move the step's messages and spans into the facts, and forget older ones."""
+    facts.traffic.append(trace.traffic(wire.messages))
+    for group, seconds in trace.waited(wire.messages).items():
+        facts.waited[group] = facts.waited.get(group, 0.0) + seconds
+    facts.spans.append(list(engine.pipeline.spans))
+    wire.messages.clear()
+    engine.pipeline.spans.clear()
+    del facts.traffic[:-KEPT_STEPS], facts.spans[:-KEPT_STEPS]
