@@ -132,6 +132,10 @@ def add_train(commands: Any) -> None:
     training.add_argument("--seed", type=number(0), default=0)
     training.add_argument("--data", help="a file or folder of text; default: Python's own standard library")
     training.add_argument("--backend", default="", help="gloo or nccl; default: nccl if each rank has a GPU")
+    keeping = parser.add_argument_group("checkpoints")
+    keeping.add_argument("--save", metavar="FOLDER", help="write a checkpoint at the end")
+    keeping.add_argument("--save-every", type=number(1), metavar="N", help="and every N steps")
+    keeping.add_argument("--resume", metavar="FOLDER", help="go on from its latest checkpoint, up to --steps in all")
     output = parser.add_argument_group("what is told")
     output.add_argument("--report", metavar="FILE", help="write the report as JSON")
     output.add_argument("--json", action="store_true", help="print the report as JSON, and nothing else")
@@ -176,7 +180,8 @@ def train(options: argparse.Namespace) -> int:
     from minipar.console import Progress
 
     with Progress(quiet=options.json) as progress:
-        report = job.run(job.Job(config, plan(**shape), options.data, options.backend), progress.hear)
+        kept = {"save": options.save, "save_every": options.save_every or 0, "resume": options.resume}
+        report = job.run(job.Job(config, plan(**shape), options.data, options.backend, **kept), progress.hear)
         if report is None:
             return 0
         progress.finish(report)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from minipar.comm import Group, Pending, Reduction
-from minipar.flat import Flat, LaunchOrder, Piece, bucket_plan
+from minipar.flat import Flat, Kept, LaunchOrder, Piece, bucket_plan, optimizer_values
 
 
 class DataParallel:
@@ -109,6 +109,14 @@ class DataParallel:
             for flat, buffer in zip(self.flats, self.buffers, strict=True)
             for parameter, view in zip(flat.parameters, flat.views(buffer), strict=True)
         ]
+
+    def kept(self, optimizer: torch.optim.Optimizer) -> list[Kept]:
+        """Every parameter's weight and optimizer states, whole, as views: what a checkpoint saves and loads."""
+        parameters = [p for options in self._groups for p in options["params"]]
+        return [Kept(p, 0, {"weight": p.data.view(-1), **optimizer_values(optimizer, p)}) for p in parameters]
+
+    def loaded(self) -> None:
+        """The weights have been written from outside, the same on every rank."""
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes of parameters and gradients that this rank holds."""

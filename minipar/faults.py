@@ -186,7 +186,7 @@ def hints(text: str) -> list[str]:
     if "SIGABRT" in text:
         return ["gloo aborts a rank when the sizes in one call differ: run with check=True, and the call is named"]
     if "SIGKILL" in text:
-        return ["nobody in the program does that: often it is the system, when memory runs out"]
+        return ["often that is the system, when memory runs out"]
     return []
 
 

@@ -31,6 +31,22 @@ class Piece:
     gradient: Tensor
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A run of elements of a parameter, flattened, from `start` on, and what this rank keeps of it from step to step:
+    its "weight" and the optimizer's states, as 1-dimensional views by name."""
+
+    parameter: nn.Parameter
+    start: int
+    values: dict[str, Tensor]
+
+
+def optimizer_values(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """The optimizer's states of a parameter that have a value for each element, flattened views by name."""
+    states = optimizer.state.get(parameter, {}).items()
+    return {name: s.view(-1) for name, s in states if isinstance(s, Tensor) and s.numel() == parameter.numel() and s.dim()}
+
+
 def bucket_plan(sizes: Sequence[int], limit: int, alone: Sequence[Hashable] | None = None) -> list[list[int]]:
     """Which parameters share a bucket: runs of neighbours, filled from the last parameter to the first, since that is
     the order in which backward finishes them. A bucket is closed when the next parameter would take it past `limit`

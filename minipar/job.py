@@ -39,6 +39,9 @@ class Job:
     mesh: Mesh
     data: str | None = None
     backend: str = ""
+    save: str | None = None  # a folder for checkpoints
+    save_every: int = 0  # steps; 0: at the end only
+    resume: str | None = None  # a folder with checkpoints
 
 
 def run(job: Job, on_event: OnEvent) -> dict[str, Any] | None:
@@ -51,6 +54,7 @@ def run(job: Job, on_event: OnEvent) -> dict[str, Any] | None:
     check(job.config, job.mesh.shape)
     if not under_torchrun():
         check_memory(job)
+    check_folders(job)
     prepared = corpus.prepare(job.data, vocab=job.config.model.vocab)
     batches_of(job, prepared)  # raises for a text that is too short
     on_event({"event": "corpus", "statistics": str(prepared.statistics)})
@@ -95,6 +99,19 @@ def check_memory(job: Job) -> None:
         )
 
 
+def check_folders(job: Job) -> None:
+    """Raise `ValueError` if there is nothing to resume from, or nowhere to save to."""
+    from minipar import checkpoint
+
+    if job.resume:
+        saved = checkpoint.find(job.resume)
+        checkpoint.check(saved, job.config)
+        if saved.step >= job.config.steps:
+            raise ValueError(f"{saved.path} has {saved.step} steps already: choose --steps above that to go on")
+    if job.save:
+        checkpoint.check_place(job.save)
+
+
 # On each rank.
 
 
@@ -124,19 +141,24 @@ def _train_and_tell(mesh: Mesh, job: Job, started: float, tell: OnEvent) -> dict
 
 def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFacts:
     """All steps on this rank, and what it saw."""
+    from minipar import checkpoint
+
     assert mesh.world is not None
     config, wire = job.config, mesh.world.wire
     batches = batches_of(job, corpus.prepare(job.data, vocab=config.model.vocab))
     engine = Engine(mesh, config)
+    if job.resume:
+        checkpoint.load(engine, checkpoint.find(job.resume))
+    begin = engine.step_number
     rows = config.global_batch // mesh.dp.size
     first = mesh.dp.rank * rows
     wire.messages.clear()
     meter = trace.ActivationMeter(engine.parameters().values())
     facts = report.RankFacts([], [], [], time.time() - started, [], [], {}, trace.Footprint(), 0, 0)
-    say({"event": "start", "seconds": facts.startup_seconds, "steps": config.steps})
-    for step in range(config.steps):
+    say({"event": "start", "seconds": facts.startup_seconds, "begin": begin, "steps": config.steps})
+    for step in range(begin, config.steps):
         start = perf_counter()
-        with meter if step == 0 else nullcontext():
+        with meter if step == begin else nullcontext():
             result = engine.step(batches.rows(step, first, first + rows))
         facts.step_seconds.append(perf_counter() - start)
         facts.losses.append(result.loss)
@@ -144,6 +166,9 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
         _collect(facts, engine, wire)
         say({"event": "step", "step": step, "loss": result.loss, "norm": result.gradient_norm,
              "seconds": facts.step_seconds[-1], "tokens": config.global_batch * config.model.sequence})  # fmt: skip
+        if job.save and (step + 1 == config.steps or job.save_every and (step + 1) % job.save_every == 0):
+            checkpoint.save(engine, mesh, job.save)
+            wire.messages.clear()
     held = engine.replicas.held_bytes()
     facts.footprint = trace.footprint(held, engine.optimizer, meter.peak)
     facts.buffers = held.get("buffers", 0)

@@ -10,7 +10,7 @@ Idea    Each rank is a process of its own, forked from a server that has torch i
         value, so it may come from a notebook cell or a script without `if __name__ == "__main__"`. `run` uses fresh
         ranks, a `World` keeps them. Whatever goes wrong on the ranks comes back as one readable `RankError`, and no
         process is left behind. Under torchrun the ranks exist already: then the same calls use them.
-Cost    About 0.15 s for 8 ranks once the server is warm, and some 100 MB for each rank that trains.
+Cost    About 0.1 s for 8 ranks once the server is warm; 20 MB of memory for each rank, and what its model takes.
 Read    `server.py`, `rank.py` and `watch.py` (how), `comm.py` after (what a rank does with its group).
 """
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 
 STREAMS = ("stdout", "stderr")
 HOLD = 0.1  # seconds that a line waits for its twins
-HELD = 100  # lines of one rank that may wait
+HELD = 1000  # lines of one rank that may wait
 LONGEST = 1 << 20  # bytes after which an unfinished line is shown as it is
 
 
@@ -75,9 +75,10 @@ class Output:
     def _take(self, stream: str, rank: int, lines: list[bytes], now: float) -> None:
         texts = [_visible(line) for line in lines]
         if self._folds:
-            for text in texts:
-                self._folds[stream].hold(rank, text, now)
-            self.release(now)
+            for start in range(0, len(texts), HELD):
+                for text in texts[start : start + HELD]:
+                    self._folds[stream].hold(rank, text, now)
+                self.release(now)
         elif texts:
             self._write(stream, "".join(f"[rank {rank}] {text}\n" for text in texts))
 
@@ -92,11 +93,11 @@ class Fold:
 
     def __init__(self, ranks: Collection[int]) -> None:
         self._queues: dict[int, deque[tuple[float, str]]] = {rank: deque() for rank in sorted(ranks)}
-        self._copies: Counter[str] = Counter()
+        self._held: dict[int, Counter[str]] = {rank: Counter() for rank in ranks}  # what is in the queues
 
     def hold(self, rank: int, text: str, now: float) -> None:
-        self._queues.setdefault(rank, deque()).append((now, text))
-        self._copies[text] += 1
+        self._queues[rank].append((now, text))
+        self._held[rank][text] += 1
 
     def holding(self) -> bool:
         return any(self._queues.values())
@@ -104,29 +105,22 @@ class Fold:
     def release(self, now: float) -> Iterator[str]:
         """The lines whose time has come, with their prefix, in an order that keeps each rank's own."""
         while waiting := {rank: queue[0] for rank, queue in self._queues.items() if queue}:
-            oldest = min(waiting, key=lambda rank: waiting[rank][0])
-            arrived, text = waiting[oldest]
-            alike = self._first_alike(text)
-            complete = len(alike) == len(self._queues)
-            if not (complete or now - arrived >= HOLD or any(len(queue) > HELD for queue in self._queues.values())):
+            arrived, text = min(waiting.values())
+            alike = [rank for rank, line in waiting.items() if line[1] == text]
+            full = any(len(queue) > HELD for queue in self._queues.values())
+            if not (full or len(alike) == len(self._queues) or now - arrived >= HOLD):
                 return
-            if self._copies[text] > len(alike):
-                # Another rank has printed this line too, behind other lines: show those first.
-                behind = next((r for r in waiting if r not in alike and self._is_held(r, text)), oldest)
-                text = waiting[behind][1]
-                alike = self._first_alike(text)
-            yield self._show(alike, text)
-
-    def _first_alike(self, text: str) -> list[int]:
-        return [rank for rank, queue in self._queues.items() if queue and queue[0][1] == text]
-
-    def _is_held(self, rank: int, text: str) -> bool:
-        return any(held == text for _, held in self._queues[rank])
+            for rank, line in waiting.items():
+                if rank not in alike and self._held[rank][text]:
+                    # This rank has printed the line too, behind others: those come first.
+                    text = line[1]
+                    break
+            yield self._show([rank for rank, line in waiting.items() if line[1] == text], text)
 
     def _show(self, ranks: list[int], text: str) -> str:
         for rank in ranks:
             self._queues[rank].popleft()
-        self._copies[text] -= len(ranks)
-        if not self._copies[text]:
-            del self._copies[text]
+            self._held[rank][text] -= 1
+            if not self._held[rank][text]:
+                del self._held[rank][text]
         return f"[{name_ranks(ranks)}] {text}\n"

@@ -28,6 +28,7 @@ from minipar.output import HOLD, Output, name_ranks
 from minipar.server import FAILURE, GO, READY, VALUE, Member
 
 PAUSE = 0.1  # seconds between looks at the board
+START = 120.0  # seconds in which a rank must have joined
 QUIET = 10.0  # seconds without any change after which ranks that all wait are stuck
 GRACE = 2.0  # seconds after the first failure in which the others may report theirs
 SETTLED = 0.5  # seconds without any change after which, once one has failed, the others will not report
@@ -79,7 +80,7 @@ class Watch:
         while self._pending and not self._given_up():
             self._step(HOLD / 4 if self._output.holding() else PAUSE)
         self._drain()
-        values = [self._value(rank) for rank in sorted(self._answers)] if not self._failures else []
+        values = [] if self._failures else [self._value(rank) for rank in sorted(self._answers)]
         if self._failures:
             posts = {rank: self._board.read(rank) for rank in self._members}
             raise faults.report_failures(self._failures, posts)
@@ -118,15 +119,15 @@ class Watch:
         except (EOFError, OSError):
             del self._events[connection]  # how its process ends will say why
             return
-        match said[:1].tobytes():
-            case kind if kind == READY:
-                self._ready.add(rank)
-                self._started = monotonic()
-            case kind if kind == VALUE:
-                self._answers[rank] = said[1:]
-                self._pending.discard(rank)
-            case kind if kind == FAILURE:
-                self._fail(pickle.loads(said[1:]))
+        kind, content = said[:1], said[1:]
+        if kind == READY:
+            self._ready.add(rank)
+            self._started = monotonic()
+        elif kind == VALUE:
+            self._answers[rank] = content
+            self._pending.discard(rank)
+        elif kind == FAILURE:
+            self._fail(pickle.loads(content))
 
     def _bury(self, rank: int) -> None:
         """The rank's process has ended: that is a failure, unless all have answered."""
@@ -173,8 +174,11 @@ class Watch:
         if quiet >= self._window() - PAUSE:
             whom = "all ranks are" if len(self._pending) == len(self._members) else self._name_pending()
             raise self._stuck(f"{whom} stuck")
-        if self._timeout is not None and now - self._started >= self._timeout and self._ready >= self._pending:
+        passed, ready = now - self._started, self._ready >= self._pending
+        if ready and self._timeout is not None and passed >= self._timeout:
             raise self._stuck(f"no end after {self._timeout:g} s (timeout={self._timeout:g})")
+        if not ready and passed >= START:
+            raise self._stuck(f"no start after {START:g} s")
         return False
 
     def _name_pending(self) -> str:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from minipar.comm import Group, Pending
-from minipar.flat import Flat, LaunchOrder, Piece, bucket_plan
+from minipar.flat import Flat, Kept, LaunchOrder, Piece, bucket_plan, optimizer_values
 
 
 class Shard:
@@ -209,6 +209,29 @@ class Zero:
             for shard, gradient in zip(self.shards, self._gradients, strict=True)
             for piece in shard.flat.pieces(self.group.rank, gradient)
         ]
+
+    def kept(self, optimizer: torch.optim.Optimizer) -> list[Kept]:
+        """Weights and optimizer states of this rank's share, as views: what a checkpoint saves and loads."""
+        answer = [Kept(p, 0, {"weight": p.data.view(-1)}) for p in self.frozen]
+        for bucket, shard in enumerate(self.shards):
+            states = [(run, optimizer_values(optimizer, run)) for _, run in self._runs[bucket]]
+            for piece in shard.flat.pieces(self.group.rank, shard.mine):
+                begin = piece.gradient.storage_offset()
+                end = begin + piece.gradient.numel()
+                values = {"weight": piece.gradient}
+                for run, named in states:
+                    first = run.storage_offset()
+                    if first <= begin and end <= first + run.numel():
+                        values |= {name: value[begin - first : end - first] for name, value in named.items()}
+                answer.append(Kept(piece.parameter, piece.start, values))
+        return answer
+
+    def loaded(self) -> None:
+        """The weights of this rank's share have been written from outside: tell the others."""
+        for shard in self.shards:
+            if shard.keep:
+                shard.publish().wait()
+            shard.free()
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes that this rank holds between steps: parameters and gradients, with the padding of the buckets, and

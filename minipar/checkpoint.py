@@ -1,0 +1,225 @@
+"""Checkpoints: what a run needs to go on, on the same ranks or on quite different ones.
+
+Idea    Each rank saves the runs of elements that it keeps, under names that say what they are: parameter, which of
+        the tensor-parallel pieces, from which element on. So a checkpoint knows no topology but in its names. To
+        load, a rank finds the runs of the parameters that it needs, puts pieces and then whole parameters together,
+        and takes its own pieces and runs out of them. Data needs no state beside the number of the step, and neither
+        does dropout: both are functions of it.
+
+            saved by dp 2 x tp 2, ZeRO 1         blocks.0.mlp.up.weight|tp 0/2|0      |tp 0/2|4096   |tp 1/2|0 ...
+            needed by dp 4, ZeRO 3               runs -> pieces -> whole -> this rank's quarter
+
+Cost    Weights and optimizer states once over all ranks, 12 bytes a parameter in fp32. Written beside the last good
+        checkpoint and renamed when complete, so that a save that is killed leaves nothing that could be loaded.
+Source  Storage is torch.distributed.checkpoint's: each rank writes a file, replicas are written once.
+Read    `zero.py` and `split.py` before: which runs and pieces there are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import checkpoint as dcp
+
+from minipar.mesh import Mesh
+from minipar.split import split_of
+from minipar.train import Engine, TrainConfig
+
+FORMAT = 1
+FACTS = "minipar.json"  # written last: a folder with it is complete
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A complete checkpoint: its folder, after how many steps it was made, and the model in it."""
+
+    path: Path
+    step: int
+    model: dict[str, Any]
+
+
+def find(folder: str | Path) -> Saved:
+    """The latest complete checkpoint in a folder (or the checkpoint that the folder is).
+
+    Raises `ValueError`, one line, when there is none, naming one that was left half-written.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"no checkpoint to resume from: {folder} is not a folder; name one that --save has written")
+    candidates = [folder, *sorted(folder.glob("step-*"), reverse=True)]
+    for candidate in candidates:
+        if (candidate / FACTS).is_file():
+            return _read_facts(candidate)
+    partial = [path.name for path in folder.glob(".partial-*")]
+    left = f" (half-written, not usable: {', '.join(sorted(partial))})" if partial else ""
+    raise ValueError(f"no checkpoint to resume from in {folder}{left}: name a folder that --save has written")
+
+
+def _read_facts(path: Path) -> Saved:
+    try:
+        facts = json.loads((path / FACTS).read_text())
+        return Saved(path, int(facts["step"]), dict(facts["model"]))
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ValueError(f"checkpoint {path} is damaged ({error}): remove it to use the one before") from None
+
+
+def check(saved: Saved, config: TrainConfig) -> None:
+    """Raise `ValueError`, naming every difference, unless the checkpoint holds this model."""
+    ours = asdict(config.model)
+    different = [f"{name} {saved.model.get(name)} there, {ours[name]} here" for name in ours if saved.model.get(name) != ours[name]]
+    if different:
+        raise ValueError(f"checkpoint {saved.path} holds another model: {'; '.join(different)}")
+
+
+def check_place(folder: str | Path) -> None:
+    """Raise `ValueError`, one line, if checkpoints could not be written into `folder`, which is made if need be."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot save into {folder} ({error.strerror}): choose another folder") from None
+
+
+# Saving.
+
+
+def save(engine: Engine, mesh: Mesh, folder: str | Path, *, keep: int = 2) -> None:
+    """Write a checkpoint of this step into `folder`; every rank calls it. The last `keep` ones stay."""
+    assert mesh.world is not None
+    folder = Path(folder)
+    partial, final = folder / f".partial-{engine.step_number:08d}", folder / f"step-{engine.step_number:08d}"
+    if mesh.world.rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".partial-*"):  # of a save that was killed
+            shutil.rmtree(left)
+    mesh.world.barrier()
+    dcp.save(_named_runs(engine), checkpoint_id=partial, process_group=mesh.world.handle)
+    if mesh.world.rank == 0:
+        facts = {"format": FORMAT, "step": engine.step_number, "model": asdict(engine.config.model)}
+        _write_durably(partial / FACTS, json.dumps(facts))
+        if final.exists():
+            shutil.rmtree(final)
+        os.rename(partial, final)
+        for old in sorted(folder.glob("step-*"))[:-keep]:
+            shutil.rmtree(old)
+    mesh.world.barrier()
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def canonical_names(engine: Engine) -> dict[int, str]:
+    """A name for each parameter of this rank, by its id; both copies of a tied embedding have the same."""
+    tied = {id(copy) for copy in engine.tied}
+    return {id(p): "embedding.word.weight" if id(p) in tied else name for name, p in engine.parameters().items()}
+
+
+def _named_runs(engine: Engine) -> dict[str, Any]:
+    """All runs that this rank keeps, by their names in the checkpoint, and the number of optimizer steps."""
+    names, runs = canonical_names(engine), dict[str, Any]()
+    for kept in engine.replicas.kept(engine.optimizer):
+        split = split_of(kept.parameter)
+        piece = f"tp {split.rank}/{split.size}" if split else "whole"
+        for value, tensor in kept.values.items():
+            runs["|".join((names[id(kept.parameter)], value, piece, str(kept.start)))] = tensor
+    return runs
+
+
+# Loading.
+
+
+@dataclass(frozen=True)
+class Run:
+    """A saved run: its key, which tensor-parallel piece of how many it lies in, and where."""
+
+    key: str
+    tp_rank: int
+    tp_size: int
+    start: int
+    values: int
+
+
+def load(engine: Engine, saved: Saved) -> None:
+    """Bring this rank's weights and optimizer states to where they were; every rank calls it."""
+    try:
+        reader = dcp.FileSystemReader(saved.path)
+        available = reader.read_metadata().state_dict_metadata
+        _prime(engine.optimizer)
+        runs = _saved_runs(available)
+        names = canonical_names(engine)
+        for kept in engine.replicas.kept(engine.optimizer):
+            for value, place in kept.values.items():
+                piece = _piece(runs, names[id(kept.parameter)], value, kept.parameter, reader)
+                place.copy_(piece.view(-1)[kept.start : kept.start + place.numel()])
+    except (KeyError, OSError, EOFError, RuntimeError, dcp.api.CheckpointException) as error:
+        reason = str(error).strip().splitlines()
+        raise ValueError(
+            f"checkpoint {saved.path} is damaged ({type(error).__name__}: {reason[0] if reason else 'unreadable'}): "
+            "remove it to use the one before"
+        ) from None
+    engine.replicas.loaded()
+    _set_steps(engine.optimizer, saved.step)
+    engine.step_number = saved.step
+
+
+def _saved_runs(available: dict[str, Any]) -> dict[tuple[str, str], list[Run]]:
+    runs: dict[tuple[str, str], list[Run]] = {}
+    for key, facts in available.items():
+        name, value, piece, start = key.split("|")
+        rank, size = map(int, piece.removeprefix("tp ").split("/")) if piece != "whole" else (0, 1)
+        runs.setdefault((name, value), []).append(Run(key, rank, size, int(start), facts.size.numel()))
+    return runs
+
+
+def _piece(runs: dict[Any, list[Run]], name: str, value: str, parameter: Tensor, reader: Any) -> Tensor:
+    """This rank's piece of one value of a parameter, from all of its runs."""
+    found = runs[name, value]
+    split, size = split_of(parameter), found[0].tp_size
+    same = split is not None and split.size == size
+    wanted = [run for run in found if not same or run.tp_rank == split.rank]
+    read = {run.key: torch.empty(run.values, dtype=parameter.dtype) for run in wanted}
+    dcp.load(read, storage_reader=reader, no_dist=True)
+    pieces = [
+        torch.cat([read[run.key] for run in sorted(wanted, key=lambda run: run.start) if run.tp_rank == rank])
+        for rank in sorted({run.tp_rank for run in wanted})
+    ]
+    if split is None or same:
+        return pieces[0]
+    saved_as = replace(split, size=size)
+    shape = list(split.whole_shape(parameter.shape))
+    shape[split.dim] = sum(saved_as.shares)
+    whole = saved_as.join([piece.view(shape) for piece in pieces])
+    return split.take(whole)
+
+
+def _prime(optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimizer make its states, by a step that changes no weight."""
+    before = [dict(options) for options in optimizer.param_groups]
+    for options in optimizer.param_groups:
+        options["lr"] = 0.0
+        for parameter in options["params"]:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for options, old in zip(optimizer.param_groups, before, strict=True):
+        options["lr"] = old["lr"]
+
+
+def _set_steps(optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"] = torch.full_like(torch.as_tensor(state["step"], dtype=torch.float32), steps)
