@@ -27,7 +27,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as read_runs
+from torch.distributed.checkpoint.state_dict_saver import save as write_runs
 
 from minipar.mesh import Mesh
 from minipar.split import split_of
@@ -74,7 +77,8 @@ def _read_facts(path: Path) -> Saved:
 def check(saved: Saved, config: TrainConfig) -> None:
     """Raise `ValueError`, naming every difference, unless the checkpoint holds this model."""
     ours = asdict(config.model)
-    different = [f"{name} {saved.model.get(name)} there, {ours[name]} here" for name in ours if saved.model.get(name) != ours[name]]
+    theirs = saved.model
+    different = [f"{n} {theirs.get(n)} there, {ours[n]} here" for n in ours if theirs.get(n) != ours[n]]
     if different:
         raise ValueError(f"checkpoint {saved.path} holds another model: {'; '.join(different)}")
 
@@ -95,7 +99,6 @@ def check_place(folder: str | Path) -> None:
 
 def save(engine: Engine, mesh: Mesh, folder: str | Path, *, keep: int = 2) -> None:
     """Write a checkpoint of this step into `folder`; every rank calls it. The last `keep` ones stay."""
-    assert mesh.world is not None
     folder = Path(folder)
     partial, final = folder / f".partial-{engine.step_number:08d}", folder / f"step-{engine.step_number:08d}"
     if mesh.world.rank == 0:
@@ -103,7 +106,7 @@ def save(engine: Engine, mesh: Mesh, folder: str | Path, *, keep: int = 2) -> No
         for left in folder.glob(".partial-*"):  # of a save that was killed
             shutil.rmtree(left)
     mesh.world.barrier()
-    dcp.save(_named_runs(engine), checkpoint_id=partial, process_group=mesh.world.handle)
+    write_runs(_named_runs(engine), checkpoint_id=partial, process_group=mesh.world.handle)
     if mesh.world.rank == 0:
         facts = {"format": FORMAT, "step": engine.step_number, "model": asdict(engine.config.model)}
         _write_durably(partial / FACTS, json.dumps(facts))
@@ -156,7 +159,7 @@ class Run:
 def load(engine: Engine, saved: Saved) -> None:
     """Bring this rank's weights and optimizer states to where they were; every rank calls it."""
     try:
-        reader = dcp.FileSystemReader(saved.path)
+        reader = FileSystemReader(saved.path)
         available = reader.read_metadata().state_dict_metadata
         _prime(engine.optimizer)
         runs = _saved_runs(available)
@@ -165,7 +168,7 @@ def load(engine: Engine, saved: Saved) -> None:
             for value, place in kept.values.items():
                 piece = _piece(runs, names[id(kept.parameter)], value, kept.parameter, reader)
                 place.copy_(piece.view(-1)[kept.start : kept.start + place.numel()])
-    except (KeyError, OSError, EOFError, RuntimeError, dcp.api.CheckpointException) as error:
+    except (KeyError, OSError, EOFError, RuntimeError, CheckpointException) as error:
         reason = str(error).strip().splitlines()
         raise ValueError(
             f"checkpoint {saved.path} is damaged ({type(error).__name__}: {reason[0] if reason else 'unreadable'}): "
@@ -190,9 +193,9 @@ def _piece(runs: dict[Any, list[Run]], name: str, value: str, parameter: Tensor,
     found = runs[name, value]
     split, size = split_of(parameter), found[0].tp_size
     same = split is not None and split.size == size
-    wanted = [run for run in found if not same or run.tp_rank == split.rank]
+    wanted = [run for run in found if split is None or not same or run.tp_rank == split.rank]
     read = {run.key: torch.empty(run.values, dtype=parameter.dtype) for run in wanted}
-    dcp.load(read, storage_reader=reader, no_dist=True)
+    read_runs(read, storage_reader=reader, no_dist=True)
     pieces = [
         torch.cat([read[run.key] for run in sorted(wanted, key=lambda run: run.start) if run.tp_rank == rank])
         for rank in sorted({run.tp_rank for run in wanted})

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -170,10 +171,8 @@ def train(options: argparse.Namespace) -> int:
         dropout=options.dropout,
         tied=options.tied,
     )
-    names = (
-        "global_batch micro_batches schedule chunks zero sequence_parallel precision steps lr warmup decay_steps clip seed"
-    )
-    config = TrainConfig(model=model, **{name: getattr(options, name) for name in names.split()})
+    taken = {field.name for field in fields(TrainConfig)} & vars(options).keys()
+    config = TrainConfig(model=model, **{name: getattr(options, name) for name in taken})
     shape = degrees(options)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         check_fits(shape, int(os.environ["WORLD_SIZE"]))

@@ -73,9 +73,7 @@ class Wire:
 class Pending:
     """An asynchronous message. Keep it, and do not touch its buffer, until `wait()` has returned the result."""
 
-    def __init__(
-        self, wire: Wire, message: Message | None, works: Sequence[Any], finish: Callable[[], Tensor]
-    ) -> None:
+    def __init__(self, wire: Wire, message: Message | None, works: Sequence[Any], finish: Callable[[], Tensor]) -> None:
         self._wire, self._message, self._works, self._finish = wire, message, works, finish
         self._result: Tensor | None = None
 
@@ -128,7 +126,7 @@ class Group:
 
     @property
     def backend(self) -> str:
-        """"gloo" (CPU) or "nccl" (GPU)."""
+        """ "gloo" (CPU) or "nccl" (GPU)."""
         return str(dist.get_backend(self.handle))
 
     # Collectives: every rank of the group calls them, in the same order.
@@ -157,9 +155,7 @@ class Group:
 
         return self._answer(message, [work], finish, async_op)
 
-    def all_gather(
-        self, tensor: Tensor, *, into: Tensor | None = None, tag: str = "", async_op: bool = False
-    ) -> Any:
+    def all_gather(self, tensor: Tensor, *, into: Tensor | None = None, tag: str = "", async_op: bool = False) -> Any:
         """Lay the shards of all ranks end to end along dimension 0: `[n, ...] -> [size*n, ...]`, on every rank.
 
         `into` is a buffer for the result; this rank's shard may already lie in its place there.
@@ -230,9 +226,7 @@ class Group:
         message = self._launch("broadcast", tensor, tag)
         whole = tensor if tensor.is_contiguous() else tensor.contiguous()
         work = dist.broadcast(whole, src=self.ranks[source], group=self.handle, async_op=True)
-        return self._answer(
-            message, [work], lambda: tensor if whole is tensor else tensor.copy_(whole), async_op
-        )
+        return self._answer(message, [work], lambda: tensor if whole is tensor else tensor.copy_(whole), async_op)
 
     def barrier(self) -> None:
         """Return when every rank of the group has called it."""
@@ -267,7 +261,9 @@ class Group:
         if self.wire.check:
             header = torch.empty_like(self._header(tensor))
             self.wire.waiting(describe(message))
-            dist.irecv(header, self.ranks[source], self.handle, 2 * number).wait()
+            Pending(
+                self.wire, None, [dist.irecv(header, self.ranks[source], self.handle, 2 * number)], lambda: header
+            ).wait()
             if not torch.equal(header, self._header(tensor)):
                 raise ValueError(
                     f"{describe(message)}: rank {source} sent {_sized(header)}, "
@@ -320,7 +316,9 @@ class Group:
         return works
 
     def _header(self, tensor: Tensor) -> Tensor:
-        return torch.tensor([tensor.numel(), _DTYPES.index(tensor.dtype)], device=tensor.device)
+        return torch.tensor(
+            [tensor.numel(), _DTYPES.index(tensor.dtype) if tensor.dtype in _DTYPES else -1], device=tensor.device
+        )
 
     def _agree(self, message: Message, tensor: Tensor) -> None:
         """Raise unless every rank of the group makes the same call now."""
@@ -333,7 +331,7 @@ class Group:
             raise ValueError(f"the ranks of {self.name} do not make the same call: {lines}")
 
 
-_DTYPES = [getattr(torch, name) for name in "float32 float64 bfloat16 float16 int64 int32 uint8 bool".split()]
+_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool]
 
 
 def _sized(header: Tensor) -> str:
@@ -347,7 +345,7 @@ _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.re
 
 
 def choose_backend(ranks: int, asked: str = "") -> str:
-    """"nccl" when every one of `ranks` local ranks has a GPU of its own, else "gloo"; `asked`, or the environment
+    """ "nccl" when every one of `ranks` local ranks has a GPU of its own, else "gloo"; `asked`, or the environment
     variable MINIPAR_BACKEND, overrides. Raises `ValueError` for a backend that this machine lacks."""
     backend = asked or os.environ.get("MINIPAR_BACKEND", "")
     gpus = torch.cuda.device_count()
@@ -378,7 +376,9 @@ def connect(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     if backend == "nccl":
         torch.cuda.set_device(rank if local_rank is None else local_rank)
-    where: dict[str, Any] = {"store": dist.FileStore(store, size)} if store else {"init_method": "env://"}
+    where: dict[str, Any] = {"init_method": "env://"}
+    if store is not None:
+        where = {"store": dist.FileStore(store, size)}  # type: ignore[attr-defined]
     dist.init_process_group(backend, rank=rank, world_size=size, timeout=FOREVER, **where)
     _worlds.append(Group(dist.group.WORLD, "world", range(size), rank, wire or Wire()))
     return _worlds[-1]

@@ -49,8 +49,8 @@ class DataParallel:
         bucket_bytes: int = 8 << 20,
         op: Reduction = "sum",
     ) -> None:
-        given = list(parameters)
-        self._groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+        given: list[Any] = list(parameters)
+        self._groups: list[dict[str, Any]] = given if given and isinstance(given[0], dict) else [{"params": given}]
         self.group, self.op = group, op
         everything = [parameter for options in self._groups for parameter in options["params"]]
         for parameter in everything:

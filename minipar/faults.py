@@ -112,8 +112,13 @@ def lost_peer(error: BaseException | None) -> bool:
 # A death or a standstill, described by the launcher.
 
 
-def describe_death(rank: int, code: int, post: Post) -> Failure:
-    """The failure of a rank whose process ended with exit code `code` (negative: the signal that killed it)."""
+def describe_death(rank: int, code: int | None, post: Post) -> Failure:
+    """The failure of a rank whose process ended with exit code `code` (negative: the signal that killed it).
+
+    The code is None when the rank is alive, but the server that forked it is not, and so cannot tell of it.
+    """
+    if code is None:
+        return Failure(rank, "died", "lost the server that forks ranks: somebody killed it")
     text = f"was killed by signal {-code} ({signal_name(-code)})" if code < 0 else f"exited with code {code}"
     when = f" {'while it waited for' if post.waiting else 'after'} {post.text}" if post.text else ""
     return Failure(rank, "died", text + when)
@@ -167,7 +172,8 @@ def report_failures(failures: Sequence[Failure], posts: Mapping[int, Post]) -> R
     """The error for ranks that raised or died: the first cause, then what else is known."""
     first = cause(failures)
     alike = [failure.rank for failure in failures if (failure.kind, failure.text) == (first.kind, first.text)]
-    lines = [f"{name_ranks(alike)} {first.text}"]
+    told = first.text.replace("was ", "were ", 1) if len(alike) > 1 and first.kind == "died" else first.text
+    lines = [f"{name_ranks(alike)} {told}"]
     if first.detail:
         lines.append(name_cells(first.detail))
     for failure in failures:

@@ -44,7 +44,9 @@ class Kept:
 def optimizer_values(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
     """The optimizer's states of a parameter that have a value for each element, flattened views by name."""
     states = optimizer.state.get(parameter, {}).items()
-    return {name: s.view(-1) for name, s in states if isinstance(s, Tensor) and s.numel() == parameter.numel() and s.dim()}
+    return {
+        name: s.view(-1) for name, s in states if isinstance(s, Tensor) and s.numel() == parameter.numel() and s.dim()
+    }
 
 
 def bucket_plan(sizes: Sequence[int], limit: int, alone: Sequence[Hashable] | None = None) -> list[list[int]]:

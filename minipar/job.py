@@ -21,6 +21,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from minipar import comm, corpus, ledger, report, trace
+from minipar.facts import Footprint
 from minipar.launch import RANK_BYTES, World, under_torchrun
 from minipar.mesh import Mesh
 from minipar.train import Engine, TrainConfig, check
@@ -58,10 +59,7 @@ def run(job: Job, on_event: OnEvent) -> dict[str, Any] | None:
     prepared = corpus.prepare(job.data, vocab=job.config.model.vocab)
     batches_of(job, prepared)  # raises for a text that is too short
     on_event({"event": "corpus", "statistics": str(prepared.statistics)})
-    if under_torchrun():
-        on_line = None
-    else:
-        on_line = lambda stream, text: _hear(stream, text, on_event)
+    on_line = None if under_torchrun() else lambda stream, text: _hear(stream, text, on_event)
     with World(job.mesh, backend=job.backend, timeout=None, on_output=on_line) as world:
         if under_torchrun():
             found = world.call(_train_and_tell, (job, started, on_event), timeout=None)
@@ -132,7 +130,6 @@ def _hear(stream: str, text: str, on_event: OnEvent) -> None:
 
 def _train_and_tell(mesh: Mesh, job: Job, started: float, tell: OnEvent) -> dict[str, Any] | None:
     """Train on this rank; on rank 0 tell of each step, and return the report."""
-    assert mesh.world is not None
     say = tell if mesh.world.rank == 0 else lambda event: None
     facts = train(mesh, job, started, say)
     everyone = mesh.world.gather_objects(facts)
@@ -143,7 +140,6 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
     """All steps on this rank, and what it saw."""
     from minipar import checkpoint
 
-    assert mesh.world is not None
     config, wire = job.config, mesh.world.wire
     batches = batches_of(job, corpus.prepare(job.data, vocab=config.model.vocab))
     engine = Engine(mesh, config)
@@ -154,7 +150,7 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
     first = mesh.dp.rank * rows
     wire.messages.clear()
     meter = trace.ActivationMeter(engine.parameters().values())
-    facts = report.RankFacts([], [], [], time.time() - started, [], [], {}, trace.Footprint(), 0, 0)
+    facts = report.RankFacts([], [], [], time.time() - started, [], [], {}, Footprint(), 0, 0)
     say({"event": "start", "seconds": facts.startup_seconds, "begin": begin, "steps": config.steps})
     for step in range(begin, config.steps):
         start = perf_counter()
@@ -166,7 +162,7 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
         _collect(facts, engine, wire)
         say({"event": "step", "step": step, "loss": result.loss, "norm": result.gradient_norm,
              "seconds": facts.step_seconds[-1], "tokens": config.global_batch * config.model.sequence})  # fmt: skip
-        if job.save and (step + 1 == config.steps or job.save_every and (step + 1) % job.save_every == 0):
+        if job.save and (step + 1 == config.steps or (job.save_every and (step + 1) % job.save_every == 0)):
             checkpoint.save(engine, mesh, job.save)
             wire.messages.clear()
     held = engine.replicas.held_bytes()

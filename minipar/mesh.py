@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from typing import Any, cast
 
 from minipar import comm
 from minipar.comm import Group
@@ -53,16 +54,20 @@ class Mesh:
             if not isinstance(degree, int) or degree < 1:
                 raise ValueError(f"{name}={degree!r} is not a number of ranks: choose a whole number from 1")
         self.shape = {"dp": dp, "pp": pp, "tp": tp}
-        self.world = world if world is not None else comm.current_world()
-        if self.world is None:
-            self.dp, self.pp, self.tp = (Axis(name, self.shape[name]) for name in AXES)
+        self._world = world if world is not None else comm.current_world()
+        if self._world is None:
+            self._plan()
             return
-        check_fits(self.shape, self.world.size)
-        device = "cuda" if self.world.backend == "nccl" else "cpu"
+        check_fits(self.shape, self._world.size)
+        device = "cuda" if self._world.backend == "nccl" else "cpu"
         device_mesh = comm.device_mesh(list(self.shape.values()), AXES, device)
-        self.dp, self.pp, self.tp = (comm.mesh_group(device_mesh, name, self.world.wire) for name in AXES)
+        self.dp, self.pp, self.tp = (comm.mesh_group(device_mesh, name, self._world.wire) for name in AXES)
 
-    def __reduce__(self) -> object:
+    def _plan(self) -> None:
+        """A plan's axes have sizes and send nothing: whoever uses them as groups is told so by Python."""
+        self.dp, self.pp, self.tp = (cast(Group, Axis(name, self.shape[name])) for name in AXES)
+
+    def __reduce__(self) -> tuple[Any, ...]:
         return plan, (self.shape["pp"], self.shape["dp"], self.shape["tp"])
 
     def __repr__(self) -> str:
@@ -73,10 +78,15 @@ class Mesh:
         return self.shape["dp"] * self.shape["pp"] * self.shape["tp"]
 
     @property
+    def world(self) -> Group:
+        """The group of all ranks."""
+        if self._world is None:
+            raise ValueError(f"{self} is a plan, which no rank has joined: hand it to minipar.run or minipar.World")
+        return self._world
+
+    @property
     def rank(self) -> int:
         """This rank's number in the world."""
-        if self.world is None:
-            raise ValueError(f"{self} is a plan: only a rank has a number; hand the plan to minipar.run")
         return self.world.rank
 
     def on(self, world: Group) -> Mesh:
@@ -105,8 +115,8 @@ class Mesh:
 def plan(pp: int = 1, dp: int = 1, tp: int = 1) -> Mesh:
     """A mesh that no rank has joined, wherever it is called."""
     mesh = Mesh.__new__(Mesh)
-    mesh.shape, mesh.world = {"dp": dp, "pp": pp, "tp": tp}, None
-    mesh.dp, mesh.pp, mesh.tp = (Axis(name, mesh.shape[name]) for name in AXES)
+    mesh.shape, mesh._world = {"dp": dp, "pp": pp, "tp": tp}, None
+    mesh._plan()
     return mesh
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +22,6 @@ from torch import Tensor, nn
 
 from minipar.batches import IGNORED
 from minipar.split import Split, split_of
-
-
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,8 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float, place: str, draw: Draw) -> None:
         super().__init__()
-        self.p, self.place, self.draw, self.split = p, place, draw, None  # type: tuple[float, str, Draw, Split | None]
+        self.p, self.place, self.draw = p, place, draw
+        self.split: Split | None = None
 
     def forward(self, x: Tensor) -> Tensor:  # [B, ...] -> the same
         if self.p == 0 or not self.training:
@@ -192,12 +192,17 @@ class GPT(nn.Module):
         if config.tied and self.embedding is not None and self.head is not None:
             self.head.output.weight = self.embedding.word.weight
 
+    @property
+    def layers(self) -> list[Block]:
+        """The blocks, from the lowest."""
+        return [cast(Block, block) for block in self.blocks.values()]
+
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Tokens `[B, T]` or the last stage's activations `[B, T, D]` -> activations, logits `[B, T, V]`, or, given
         targets, the sum of the losses."""
         if self.embedding is not None:
             x = self.embedding(x)
-        for block in self.blocks.values():
+        for block in self.layers:
             x = block(x)
         if self.head is None:
             return x
@@ -218,9 +223,7 @@ def initial_weight(name: str, shape: tuple[int, ...], config: GPTConfig, seed: i
     return torch.empty(shape).normal_(0, std, generator=generator).double()
 
 
-def materialise(
-    model: GPT, seed: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-) -> GPT:
+def materialise(model: GPT, seed: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> GPT:
     """Give a model that was built on torch's "meta" device, and perhaps cut since, its first weights, in place."""
     made: dict[int, nn.Parameter] = {}  # tied parameters stay tied
     for path, module in model.named_modules():

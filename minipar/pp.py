@@ -78,7 +78,13 @@ class Pipeline:
     """
 
     def __init__(
-        self, stages: dict[int, GPT], schedule: Schedule, group: Group, *, dtype: torch.dtype, device: torch.device | str
+        self,
+        stages: dict[int, GPT],
+        schedule: Schedule,
+        group: Group,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
     ) -> None:
         self.stages, self.schedule, self.group, self.dtype, self.device = stages, schedule, group, dtype, device
         self.steps = messages(schedule)[group.rank]
@@ -183,4 +189,5 @@ class Pipeline:
         for layer in module.modules():
             if hasattr(layer, "postpone"):
                 # A weight that is used twice gets its one gradient from autograd, or hooks would count it twice.
-                layer.postpone = None if layer.weight is tied else lambda *entry, queue=queue: queue.append(entry)
+                postpone = None if layer.weight is tied else lambda *entry, queue=queue: queue.append(entry)
+                setattr(layer, "postpone", postpone)  # noqa: B010

@@ -28,7 +28,7 @@ from minipar.train import DTYPES, TrainConfig, micro_batches_of
 
 @dataclass
 class RankFacts:
-    """What one rank saw. `traffic` and `spans` are by step, of the last few; `waited` is seconds by group, all steps."""
+    """What one rank saw. `traffic` and `spans` are of the last few steps; `waited` is seconds by group."""
 
     losses: list[float]
     gradient_norms: list[float]
@@ -166,9 +166,7 @@ def communication(shape: ledger.Shape, mesh: Mesh, facts: Sequence[RankFacts]) -
     return rows
 
 
-def memory(
-    config: TrainConfig, shape: ledger.Shape, mesh: Mesh, facts: Sequence[RankFacts]
-) -> list[dict[str, Any]]:
+def memory(config: TrainConfig, shape: ledger.Shape, mesh: Mesh, facts: Sequence[RankFacts]) -> list[dict[str, Any]]:
     """A row for each rank: bytes of parameters, gradients, optimizer and the peak of activations, with predictions."""
     order = schedules.by_name(config.schedule, shape.pp, shape.micro_batches, config.chunks)
     rows = []

@@ -26,8 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minipar.batches import IGNORED
 from minipar.comm import Group, Pending
-from minipar.model import GPT, IGNORED, Embedding, Head
+from minipar.model import GPT, Embedding, Head
 from minipar.split import Split
 
 # Borders: between the split layers each rank holds the whole activation, or a slice of the sequence.
@@ -102,8 +103,8 @@ class _Leave(torch.autograd.Function):
 Postpone = Callable[[nn.Parameter, Callable[[], Tensor]], None]
 
 
-def _weight_and_postpone(layer: ColumnLinear | RowLinear) -> tuple[Tensor, Callable[[Callable[[], Tensor]], None] | None]:
-    """Where the gradient of the weight is postponed, autograd must not know the weight: it would report an empty one."""
+def _weight_and_postpone(layer: ColumnLinear | RowLinear) -> tuple[Tensor, Any]:
+    """Where the weight's gradient is postponed, autograd must not know the weight: it would report an empty one."""
     weight, postpone = layer.weight, layer.postpone
     if postpone is None or not weight.requires_grad:
         return weight, None
@@ -294,12 +295,14 @@ def parallelize(model: GPT, group: Group, *, sequence_parallel: bool = False) ->
     border: Border = BySequence(group) if sequence_parallel else Whole(group)
     if model.embedding is not None:
         model.embedding = SplitEmbedding(model.embedding, border)  # type: ignore[assignment]
-    for block in model.blocks.values():
+    for block in model.layers:
         attention, mlp = block.attention, block.mlp
         attention.heads, attention.kv_heads = attention.heads // group.size, attention.kv_heads // group.size
         blocks = tuple(n * config.head_size for n in (config.heads, config.key_value_heads, config.key_value_heads))
-        attention.qkv, attention.out = ColumnLinear(attention.qkv, border, blocks), RowLinear(attention.out, border)
-        mlp.up, mlp.down = ColumnLinear(mlp.up, border), RowLinear(mlp.down, border)
+        attention.qkv = ColumnLinear(attention.qkv, border, blocks)  # type: ignore[assignment]
+        attention.out = RowLinear(attention.out, border)  # type: ignore[assignment]
+        mlp.up = ColumnLinear(mlp.up, border)  # type: ignore[assignment]
+        mlp.down = RowLinear(mlp.down, border)  # type: ignore[assignment]
         attention.dropout.split = Split(1, group.rank, group.size, (config.heads,))
         if sequence_parallel:
             _sees_a_slice(*block.norm1.parameters(), *block.norm2.parameters())
@@ -333,7 +336,7 @@ def _sees_a_slice(*parameters: nn.Parameter) -> None:
 
 def _slice_dropout(model: GPT, group: Group) -> None:
     """The dropouts outside of the split layers see a slice of the sequence, and need that slice of the mask."""
-    outside = [block.dropout1 for block in model.blocks.values()] + [block.dropout2 for block in model.blocks.values()]
+    outside = [dropout for block in model.layers for dropout in (block.dropout1, block.dropout2)]
     for dropout in [*outside, *([model.embedding.dropout] if model.embedding is not None else [])]:
         dropout.split = Split(1, group.rank, group.size, (model.config.sequence,))
 

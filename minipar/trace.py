@@ -35,10 +35,10 @@ def traffic(messages: Iterable[Message]) -> Traffic:
 
 def waited(messages: Iterable[Message]) -> dict[str, float]:
     """Seconds in which the rank could do nothing but wait for a message, by group."""
-    seconds = Counter[str]()
+    seconds: dict[str, float] = {}
     for message in messages:
-        seconds[message.group] += message.waited
-    return dict(seconds)
+        seconds[message.group] = seconds.get(message.group, 0.0) + message.waited
+    return seconds
 
 
 def timeline(spans_by_rank: Sequence[Sequence[Span]]) -> Timeline:
@@ -65,7 +65,7 @@ class ActivationMeter:
         before = self._holders[storage._cdata]
         self._holders[storage._cdata] = before + holders
         if not before or not self._holders[storage._cdata]:
-            self.now += storage.nbytes() * holders
+            self.now += int(storage.nbytes()) * holders
             self.peak = max(self.peak, self.now)
 
     def __enter__(self) -> ActivationMeter:

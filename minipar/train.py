@@ -17,19 +17,20 @@ Read    `dp.py`, `tp.py`, `pp.py`, `zero.py` before; `ledger.py` for what each l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import cos, pi
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from minipar import schedule as schedules
 from minipar import tp
+from minipar.batches import IGNORED
 from minipar.dp import DataParallel
 from minipar.flat import Piece
 from minipar.mesh import Mesh
-from minipar.model import GPT, IGNORED, GPTConfig, materialise
+from minipar.model import GPT, GPTConfig, materialise
 from minipar.pp import MicroBatch, Pipeline, split_layers
 from minipar.split import split_of
 from minipar.zero import Zero
@@ -41,7 +42,7 @@ DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 class TrainConfig:
     """Everything that decides a run, but for the mesh and the data."""
 
-    model: GPTConfig = GPTConfig()
+    model: GPTConfig = field(default_factory=GPTConfig)
     global_batch: int = 16
     micro_batches: int = 4
     schedule: str = "1f1b"
@@ -86,12 +87,11 @@ def check(config: TrainConfig, shape: dict[str, int]) -> None:
         rows = config.global_batch // dp
         choices = ", ".join(str(n) for n in range(1, rows + 1) if rows % n == 0)
         faults.append(
-            f"{rows} rows on each replica do not divide into {config.micro_batches} micro-batches: choose from {choices}"
+            f"{rows} rows on each replica do not divide into {config.micro_batches} micro-batches: "
+            f"choose from {choices}"
         )
     try:
-        tp.check(
-            model.heads, model.key_value_heads, model.sequence if config.sequence_parallel else 0, tp_ranks
-        )
+        tp.check(model.heads, model.key_value_heads, model.sequence if config.sequence_parallel else 0, tp_ranks)
     except ValueError as error:
         faults.append(str(error))
     try:
@@ -152,9 +152,14 @@ class Engine:
         if not self.config.model.tied or self.schedule.stages == 1:
             return []
         if first is not None and last is not None:  # both stages here: one parameter again
+            assert first.embedding is not None and last.head is not None
             last.head.output.weight = first.embedding.word.weight
             return []
-        return [part.weight for part in (first and first.embedding.word, last and last.head.output) if part]
+        parts = [
+            first.embedding.word if first and first.embedding else None,
+            last.head.output if last and last.head else None,
+        ]
+        return [cast(torch.nn.Parameter, part.weight) for part in parts if part is not None]
 
     def _build_replicas(self) -> DataParallel | Zero:
         config, group = self.config, self.mesh.dp
@@ -177,8 +182,11 @@ class Engine:
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """This rank's parameters by the names they have in the whole model; a parameter used twice appears once."""
-        found = {name: p for part in self.stages.values() for name, p in part.named_parameters()}
-        return {name: p for index, (name, p) in enumerate(found.items()) if not any(p is q for q in list(found.values())[:index])}
+        names: dict[torch.nn.Parameter, str] = {}
+        for part in self.stages.values():
+            for name, parameter in part.named_parameters():
+                names.setdefault(parameter, name)
+        return {name: parameter for parameter, name in names.items()}
 
     # A step.
 
@@ -242,7 +250,7 @@ class Engine:
         mesh = self.mesh
         own = [piece.gradient for piece in self.replicas.pieces() if self._counts(piece)]
         norms = torch._foreach_norm(own) if own else []
-        squares = torch.stack(norms).double().square().sum() if norms else torch.zeros((), dtype=torch.float64)
+        squares = torch.stack(list(norms)).double().square().sum() if norms else torch.zeros((), dtype=torch.float64)
         totals = torch.stack([loss.double() if mesh.tp.rank == 0 else torch.zeros_like(loss), squares.to(loss.device)])
         loss_sum, square_sum = mesh.world.all_reduce(totals, tag="train.loss and norm").tolist()
         return StepResult(loss_sum, square_sum**0.5)

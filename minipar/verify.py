@@ -202,13 +202,23 @@ class Case:
     def __str__(self) -> str:
         plain = TrainConfig(model=self.config.model)
         shown = ("zero", "schedule", "chunks", "micro_batches", "sequence_parallel")
-        options = [f"{n.replace('_', '-')} {getattr(self.config, n)}" for n in shown if getattr(self.config, n) != getattr(plain, n)]
-        model = [f"{n} {getattr(self.config.model, n)}" for n in ("tied", "dropout", "kv_heads") if getattr(self.config.model, n)]
-        return ", ".join([" ".join(f"{axis}{n}" for axis, n in self.degrees.items() if n > 1) or "one rank", *options, *model])
+        options = [
+            f"{n.replace('_', '-')} {getattr(self.config, n)}"
+            for n in shown
+            if getattr(self.config, n) != getattr(plain, n)
+        ]
+        model = [
+            f"{n} {getattr(self.config.model, n)}"
+            for n in ("tied", "dropout", "kv_heads")
+            if getattr(self.config.model, n)
+        ]
+        return ", ".join(
+            [" ".join(f"{axis}{n}" for axis, n in self.degrees.items() if n > 1) or "one rank", *options, *model]
+        )
 
 
 def cases(ranks: int = 8) -> Iterator[Case]:
-    """The topologies that `minipar verify` goes through: each cut alone, in pairs, and all of them, on at most `ranks`."""
+    """The topologies of `minipar verify`: each cut alone, in pairs, and all of them, on at most `ranks`."""
     tied = replace(SMALL, model=replace(SMALL.model, tied=True))
     mixed = replace(SMALL, model=replace(SMALL.model, tied=True, kv_heads=2, dropout=0.1), sequence_parallel=True)
     listed: list[tuple[TrainConfig, dict[str, Any], tuple[int, int, int]]] = [
@@ -299,7 +309,9 @@ def command(fuzz: int | None, seed: int, ranks: int) -> list[dict[str, Any]]:
         equal = worst <= TOLERANCE
         rows.append({"topology": str(case), "worst": worst, "where": where, "equal": equal})
         verdict = "equal " if equal else "DIFFERS"
-        console.print(f"{verdict} {worst:8.1e}  {perf_counter() - start:4.1f} s  {case}" + ("" if equal else f"  ({where})"))
+        console.print(
+            f"{verdict} {worst:8.1e}  {perf_counter() - start:4.1f} s  {case}" + ("" if equal else f"  ({where})")
+        )
         if not equal and fuzz is not None:
             console.print(f"        {case!r}")
     different = sum(not row["equal"] for row in rows)

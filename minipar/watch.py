@@ -138,7 +138,8 @@ class Watch:
         del self._events[member.process.sentinel]
         if self._pending and all(failure.rank != rank for failure in self._failures):
             member.process.join()
-            self._fail(faults.describe_death(rank, member.process.exitcode, self._board.read(rank)))
+            code = None if psutil.pid_exists(member.process.pid) else member.process.exitcode
+            self._fail(faults.describe_death(rank, code, self._board.read(rank)))
 
     def _fail(self, failure: Failure) -> None:
         if not self._failures:

@@ -156,8 +156,8 @@ class Zero:
         option = {id(p): number for number, options in enumerate(self._options) for p in options["params"]}
         runs: list[tuple[int, int, int]] = []  # option, first and last element of `mine`
         for piece in shard.flat.pieces(self.group.rank, gradient):
-            start = piece.gradient.storage_offset() - gradient.storage_offset()
-            number, end = option[id(piece.parameter)], start + piece.gradient.numel()
+            start = int(piece.gradient.storage_offset() - gradient.storage_offset())
+            number, end = option[id(piece.parameter)], start + len(piece.gradient)
             if runs and runs[-1][0] == number:
                 runs[-1] = (number, runs[-1][1], end)
             else:
@@ -238,7 +238,9 @@ class Zero:
         `buffers`, in which gradients wait for their reduce_scatter (stages 2 and 3)."""
         size = lambda tensors: sum(tensor.untyped_storage().nbytes() for tensor in tensors)
         return {
-            "parameters": size(self.frozen) + size(s.full for s in self.shards) + size(s.mine for s in self.shards if not s.keep),
+            "parameters": size(self.frozen)
+            + size(s.full for s in self.shards)
+            + size(s.mine for s in self.shards if not s.keep),
             "gradients": size(self._buffers if self.stage == 1 else self._gradients),
             "buffers": size(self._spare),
         }
