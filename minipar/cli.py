@@ -1,71 +1,128 @@
 """The command line: `minipar train`, `minipar verify`, `minipar bench`, `minipar doctor`.
 
 Every command has `--help`. What cannot run is refused in one line that says what to change, with exit code 2; a run
-that fails exits with 1. Under torchrun the first rank alone speaks.
+that fails exits with 1, one that is interrupted with 130. Under torchrun the first rank of each machine speaks.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import signal
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
-from pathlib import Path
+from importlib.metadata import version
+from time import sleep
 from typing import Any, NoReturn
 
+from minipar.files import as_json, check_writable, write_whole
+
 PROGRAM = "minipar"
+PATIENCE = 10.0  # seconds in which torchrun, once the first rank has failed, ends the others
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
+    open_streams()
+    options = build_parser().parse_args(arguments)
     sys.exit(guarded(options.command, options))
 
 
 def guarded(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     """Run the command; turn what goes wrong into one readable message and an exit code."""
-    from minipar.faults import RankError
-
+    name = f"{PROGRAM} {options.name}"
     try:
-        return command(options)
+        with termination_raises():
+            from minipar.faults import RankError, lost_peer
+
+            return command(options)
+    except Terminated:
+        complain(f"{name}: terminated, all ranks have ended")
+        return 128 + signal.SIGTERM
     except KeyboardInterrupt:
-        complain(options, "interrupted: all ranks have ended")
-        return 130
+        complain(f"{name}: interrupted, all ranks have ended")
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except RankError as error:
-        complain(options, str(error))
+        complain(f"{name}: {error}")
         return 1
     except (ValueError, OSError) as error:
-        complain(options, " ".join(str(error).split()))
+        complain(f"{name}: {' '.join(str(error).split())}")
         return 2
+    except RuntimeError as error:
+        if not lost_peer(error):
+            raise
+        complain(f"{name}: another rank has ended, and this one cannot go on without it: torchrun says which")
+        return 1
 
 
-def complain(options: argparse.Namespace, text: str) -> None:
-    """One line to standard error; of torchrun's ranks, from the first alone."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"{PROGRAM} {options.name}: {text}", file=sys.stderr, flush=True)
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end, by SIGTERM."""
+
+
+@contextmanager
+def termination_raises() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that ranks and files are cleared away. Not on torchrun's ranks:
+    a rank that waits for a message would not notice, and they have nothing to clear."""
+
+    def terminate(number: int, frame: object) -> NoReturn:
+        raise Terminated
+
+    if in_torchrun():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def open_streams() -> None:
+    """Standard streams that are there whoever started us, and that never fail for a character they cannot show."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # closed: whatever is opened next would take its number
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def in_torchrun() -> bool:
+    """Whether torchrun has started this process, as one of its ranks."""
+    return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys()
+
+
+def complain(text: str) -> None:
+    """Say it on standard error: once on each machine, though torchrun's ranks mostly fail all alike. The first speaks,
+    and when it has ended, torchrun ends the others. One that is still there then has failed alone, and speaks."""
+    if in_torchrun() and os.environ["LOCAL_RANK"] != "0":
+        sleep(PATIENCE)
+    print(text, file=sys.stderr, flush=True)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, whose complaints are one line and come from torchrun's first rank only."""
+    """argparse, whose complaints are one line."""
 
     def error(self, message: str) -> NoReturn:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr, flush=True)
+        """End with exit code 2."""
+        complain(f"{self.prog}: {message} (see {self.prog} --help)")
         sys.exit(2)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = Parser(prog=PROGRAM, description="Distributed training on real ranks, on one laptop or on many GPUs.")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {version(PROGRAM)}")
     commands = parser.add_subparsers(dest="name", required=True, metavar="COMMAND", parser_class=Parser)
     add_train(commands)
     add_verify(commands)
@@ -74,16 +131,22 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def number(low: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
-    """An argparse type: a number from `low` on."""
+LARGEST = 2**31 - 1  # of numbers that have no smaller limit
+
+
+def number(low: float, kind: Callable[[str], Any] = int, high: int = LARGEST) -> Callable[[str], Any]:
+    """An argparse type: a number from `low` to `high`, or any that is not infinite."""
 
     def read(text: str) -> Any:
         try:
             value = kind(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a {'whole ' if kind is int else ''}number") from None
+            shown = repr(text if len(text) < 40 else text[:40] + "...")
+            raise argparse.ArgumentTypeError(f"{shown} is not a {'whole ' if kind is int else ''}number") from None
         if not low <= value < float("inf"):
             raise argparse.ArgumentTypeError(f"{text} is out of range: choose from {low:g} up")
+        if kind is int and value > high:
+            raise argparse.ArgumentTypeError(f"{text} is out of range: choose from {low:g} to {high:,}")
         return value
 
     read.__name__ = "number"
@@ -94,6 +157,7 @@ def number(low: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]
 
 
 def add_train(commands: Any) -> None:
+    """The options of `minipar train`."""
     parser = commands.add_parser(
         "train",
         help="train a GPT on real text in 3D, and report what happened",
@@ -101,38 +165,9 @@ def add_train(commands: Any) -> None:
         "and --pp: 2 x 2 x 2 = 8 ranks. Under torchrun, on the ranks that it has started.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    cuts = parser.add_argument_group("how the work is cut")
-    cuts.add_argument("--dp", type=number(1), help="replicas; each trains on its share of the batch")
-    cuts.add_argument("--tp", type=number(1), help="ranks that share each layer")
-    cuts.add_argument("--pp", type=number(1), help="pipeline stages")
-    cuts.add_argument("--zero", type=number(0), default=0, metavar="STAGE", help="ZeRO over the replicas: 0, 1, 2 or 3")
-    cuts.add_argument("--schedule", default="1f1b", help="gpipe, 1f1b, interleaved, zb-h1 or naive")
-    cuts.add_argument("--micro-batches", type=number(1), default=4, help="parts of each replica's batch")
-    cuts.add_argument("--chunks", type=number(1), default=1, help="stages on each rank, for interleaved")
-    cuts.add_argument("--sequence-parallel", action="store_true", help="share the sequence between split layers")
-    model = parser.add_argument_group("the model")
-    for name, value, what in (
-        ("layers", 4, "blocks"),
-        ("hidden", 128, "width"),
-        ("heads", 4, "attention heads"),
-        ("vocab", 1024, "size of the vocabulary"),
-        ("sequence", 128, "tokens in a row"),
-    ):
-        model.add_argument(f"--{name}", type=number(1), default=value, help=what)
-    model.add_argument("--kv-heads", type=number(0), default=0, help="key/value heads; 0: as many as heads")
-    model.add_argument("--dropout", type=number(0, float), default=0.0, help="share of activations set to zero")
-    model.add_argument("--tied", action="store_true", help="one matrix for embedding and projection")
-    training = parser.add_argument_group("training")
-    training.add_argument("--steps", type=number(1), default=60)
-    training.add_argument("--global-batch", type=number(1), default=16, help="rows of a step, over all replicas")
-    training.add_argument("--lr", type=number(0, float), default=2e-3, help="learning rate of AdamW after warm-up")
-    training.add_argument("--warmup", type=number(0), default=10, help="steps to reach it")
-    training.add_argument("--decay-steps", type=number(0), default=0, help="length of the cosine decay; 0: none")
-    training.add_argument("--clip", type=number(0, float), default=1.0, help="largest gradient norm; 0: any")
-    training.add_argument("--precision", default="fp32", help="fp32 or fp64")
-    training.add_argument("--seed", type=number(0), default=0)
-    training.add_argument("--data", help="a file or folder of text; default: Python's own standard library")
-    training.add_argument("--backend", default="", help="gloo or nccl; default: nccl if each rank has a GPU")
+    add_cuts(parser.add_argument_group("how the work is cut"))
+    add_model(parser.add_argument_group("the model"))
+    add_training(parser.add_argument_group("training"))
     keeping = parser.add_argument_group("checkpoints")
     keeping.add_argument("--save", metavar="FOLDER", help="write a checkpoint at the end")
     keeping.add_argument("--save-every", type=number(1), metavar="N", help="and every N steps")
@@ -143,11 +178,52 @@ def add_train(commands: Any) -> None:
     parser.set_defaults(command=train)
 
 
+def add_cuts(group: Any) -> None:
+    """The options that lay out the ranks."""
+    group.add_argument("--dp", type=number(1), help="replicas; each trains on its share of the batch")
+    group.add_argument("--tp", type=number(1), help="ranks that share each layer")
+    group.add_argument("--pp", type=number(1), help="pipeline stages")
+    group.add_argument("--zero", type=number(0), default=0, metavar="STAGE", help="ZeRO stage: 0, 1, 2 or 3")
+    group.add_argument("--schedule", default="1f1b", help="gpipe, 1f1b, interleaved, zb-h1 or naive")
+    group.add_argument("--micro-batches", type=number(1, high=100_000), default=4, help="parts of each replica's batch")
+    group.add_argument("--chunks", type=number(1), default=1, help="stages on each rank, for interleaved")
+    group.add_argument("--sequence-parallel", action="store_true", help="share the sequence between split layers")
+
+
+def add_model(group: Any) -> None:
+    """The options that size the model."""
+    for name, value, high, what in (
+        ("layers", 4, 100_000, "blocks"),
+        ("hidden", 128, LARGEST, "width"),
+        ("heads", 4, LARGEST, "attention heads"),
+        ("vocab", 1024, LARGEST, "size of the vocabulary"),
+        ("sequence", 128, LARGEST, "tokens in a row"),
+    ):
+        group.add_argument(f"--{name}", type=number(1, high=high), default=value, help=what)
+    group.add_argument("--kv-heads", type=number(0), default=0, help="key/value heads; 0: as many as heads")
+    group.add_argument("--dropout", type=number(0, float), default=0.0, help="share of activations set to zero")
+    group.add_argument("--tied", action="store_true", help="one matrix for embedding and projection")
+
+
+def add_training(group: Any) -> None:
+    """The options that say how long, on what and how it learns."""
+    group.add_argument("--steps", type=number(1), default=60, help="updates of the weights")
+    group.add_argument("--global-batch", type=number(1, high=10**6), default=16, help="rows of a step, of all replicas")
+    group.add_argument("--lr", type=number(0, float), default=2e-3, help="learning rate of AdamW after warm-up")
+    group.add_argument("--warmup", type=number(0), default=10, help="steps to reach it")
+    group.add_argument("--decay-steps", type=number(0), default=0, help="length of the cosine decay; 0: none")
+    group.add_argument("--clip", type=number(0, float), default=1.0, help="largest gradient norm; 0: any")
+    group.add_argument("--precision", default="fp32", help="fp32 or fp64")
+    group.add_argument("--seed", type=number(0, high=2**63 - 1), default=0, help="of the weights, batches and dropout")
+    group.add_argument("--data", help="a file or folder of text; default: Python's own standard library")
+    group.add_argument("--backend", default="", help="gloo or nccl; default: nccl if each rank has a GPU")
+
+
 def degrees(options: argparse.Namespace) -> dict[str, int]:
     """The mesh that the options ask for: what is not named is 1, and 2 x 2 x 2 if nothing is; under torchrun the
     replicas are as many as its ranks allow."""
     asked = {axis: getattr(options, axis) for axis in ("dp", "pp", "tp")}
-    world = int(os.environ.get("WORLD_SIZE", 0)) if "RANK" in os.environ else 0
+    world = int(os.environ["WORLD_SIZE"]) if in_torchrun() else 0
     if not any(asked.values()) and world in (0, 8):
         return {"dp": 2, "pp": 2, "tp": 2}
     found = {axis: degree or 1 for axis, degree in asked.items()}
@@ -163,8 +239,7 @@ def train(options: argparse.Namespace) -> int:
     from minipar.model import GPTConfig
     from minipar.train import TrainConfig
 
-    for path in (options.report,):
-        check_writable(path)
+    check_writable(options.report)
     model = GPTConfig(
         **{name: getattr(options, name) for name in ("layers", "hidden", "heads", "vocab", "sequence")},
         kv_heads=options.kv_heads,
@@ -174,20 +249,21 @@ def train(options: argparse.Namespace) -> int:
     taken = {field.name for field in fields(TrainConfig)} & vars(options).keys()
     config = TrainConfig(model=model, **{name: getattr(options, name) for name in taken})
     shape = degrees(options)
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if in_torchrun():
         check_fits(shape, int(os.environ["WORLD_SIZE"]))
     from minipar.console import Progress
 
-    with Progress(quiet=options.json) as progress:
+    speaks = not in_torchrun() or os.environ["RANK"] == "0"
+    with Progress(quiet=options.json or not speaks) as progress:
         kept = {"save": options.save, "save_every": options.save_every or 0, "resume": options.resume}
         report = job.run(job.Job(config, plan(**shape), options.data, options.backend, **kept), progress.hear)
         if report is None:
             return 0
         progress.finish(report)
     if options.report:
-        write_atomically(options.report, json.dumps(report, indent=1) + "\n")
+        write_whole(options.report, as_json(report, indent=1))
     if options.json:
-        print(json.dumps(report))
+        print(as_json(report), end="")
     return 0
 
 
@@ -215,7 +291,7 @@ def verify(options: argparse.Namespace) -> int:
 
     rows = verify.command(options.fuzz, options.seed, options.ranks)
     if options.report:
-        write_atomically(options.report, json.dumps(rows, indent=1) + "\n")
+        write_whole(options.report, as_json(rows, indent=1))
     return 0 if all(row["equal"] for row in rows) else 1
 
 
@@ -257,38 +333,3 @@ def doctor(options: argparse.Namespace) -> int:
     from minipar import doctor
 
     return doctor.command()
-
-
-# Files.
-
-
-def check_writable(path: str | None) -> None:
-    """Raise `ValueError` now, not after the run, if `path` could not be written."""
-    if path is None:
-        return
-    target = Path(path)
-    if target.is_dir():
-        raise ValueError(f"{path} is a folder: name a file in it")
-    try:
-        with tempfile.TemporaryFile(dir=target.parent):
-            pass
-        if target.exists() and not os.access(target, os.W_OK):
-            raise PermissionError(13, "no permission to write it")
-    except OSError as error:
-        raise ValueError(f"cannot write {path} ({error.strerror}): choose another place") from None
-
-
-def write_atomically(path: str, text: str) -> None:
-    """The whole file or nothing: a reader never sees half of it."""
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise

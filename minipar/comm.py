@@ -139,9 +139,11 @@ class Group:
         """
         if op not in ("sum", "mean", "max", "min"):
             raise ValueError(f"all_reduce has no operation {op!r}: choose from sum, mean, max, min")
+        if op == "mean" and not tensor.is_floating_point():
+            raise ValueError(f"the mean of {tensor.dtype} values need not be one: convert them, with tensor.double()")
         if self.size == 1:
             return self._done(tensor, async_op)
-        message = self._launch("all_reduce", tensor, tag)
+        message = self._launch("all_reduce", tensor, tag, how="" if op == "sum" else f" {op}")
         reduce = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(op, dist.ReduceOp.SUM)
         whole = tensor if tensor.is_contiguous() else tensor.contiguous()
         work = dist.all_reduce(whole, op=reduce, group=self.handle, async_op=True)
@@ -160,7 +162,8 @@ class Group:
 
         `into` is a buffer for the result; this rank's shard may already lie in its place there.
         """
-        out = into if into is not None else tensor.new_empty((self.size * tensor.shape[0], *tensor.shape[1:]))
+        self._rows(tensor, "all_gather")
+        out = self._buffer(tensor, (self.size * tensor.shape[0], *tensor.shape[1:]), into)
         mine = out.chunk(self.size)[self.rank] if self.size > 1 else out
         if mine.data_ptr() != tensor.data_ptr():
             mine.copy_(tensor)
@@ -181,19 +184,15 @@ class Group:
 
         `into` is a buffer for the result; it may be this rank's own share of `tensor`.
         """
-        if tensor.shape[0] % self.size:
-            raise ValueError(
-                f"reduce_scatter of {tuple(tensor.shape)} over {self.size} ranks: dimension 0 must divide; pad it to "
-                f"{-(-tensor.shape[0] // self.size) * self.size}"
-            )
-        chunks = tensor.chunk(self.size) if self.size > 1 else (tensor,)
-        out = into if into is not None else torch.empty_like(chunks[self.rank])
+        self._rows(tensor, "reduce_scatter", divide=True)
+        out = self._buffer(tensor, (tensor.shape[0] // self.size, *tensor.shape[1:]), into)
         if self.size == 1:
             return self._done(out if out.data_ptr() == tensor.data_ptr() else out.copy_(tensor), async_op)
         message = self._launch("reduce_scatter", tensor, tag)
         if self.backend != "gloo":
             work = _reduce_scatter_single(out, tensor.contiguous(), group=self.handle, async_op=True)
             return self._answer(message, [work], lambda: out, async_op)
+        chunks = tensor.contiguous().chunk(self.size)
         arrived = [chunks[r] if r == self.rank else torch.empty_like(chunks[r]) for r in range(self.size)]
         works = self._exchange(chunks, arrived)
 
@@ -209,9 +208,8 @@ class Group:
 
     def all_to_all(self, tensor: Tensor, *, tag: str = "", async_op: bool = False) -> Any:
         """Rank i's j-th share of dimension 0 goes to rank j: `[size*n, ...] -> [size*n, ...]`."""
-        if tensor.shape[0] % self.size:
-            raise ValueError(f"all_to_all of {tuple(tensor.shape)} over {self.size} ranks: dimension 0 must divide")
-        out = torch.empty_like(tensor)
+        self._rows(tensor, "all_to_all", divide=True)
+        out = self._buffer(tensor, tensor.shape, None)
         if self.size == 1:
             return self._done(out.copy_(tensor), async_op)
         message = self._launch("all_to_all", tensor, tag)
@@ -223,7 +221,7 @@ class Group:
         self._member(source, "broadcast from")
         if self.size == 1:
             return self._done(tensor, async_op)
-        message = self._launch("broadcast", tensor, tag)
+        message = self._launch("broadcast", tensor, tag, how=f" from {source}")
         whole = tensor if tensor.is_contiguous() else tensor.contiguous()
         work = dist.broadcast(whole, src=self.ranks[source], group=self.handle, async_op=True)
         return self._answer(message, [work], lambda: tensor if whole is tensor else tensor.copy_(whole), async_op)
@@ -290,11 +288,27 @@ class Group:
         if rank == self.rank and verb != "broadcast from":
             raise ValueError(f"rank {rank} cannot {verb} itself")
 
-    def _launch(self, op: str, tensor: Tensor, tag: str, peer: int | None = None) -> Message:
+    def _rows(self, tensor: Tensor, op: str, divide: bool = False) -> None:
+        """Raise unless `tensor` has a dimension 0, and one that divides among the ranks where it must."""
+        if not tensor.dim():
+            raise ValueError(f"{op} of a single number: it needs a dimension 0 to work along, so call reshape(1) first")
+        if divide and tensor.shape[0] % self.size:
+            raise ValueError(
+                f"{op} of {tuple(tensor.shape)} over {self.size} ranks: dimension 0 must divide; pad it to "
+                f"{-(-tensor.shape[0] // self.size) * self.size}"
+            )
+
+    def _buffer(self, tensor: Tensor, shape: Sequence[int], into: Tensor | None) -> Tensor:
+        """Where the result goes: `into`, if it has the right shape, or a new tensor like `tensor`."""
+        if into is not None and into.shape != tuple(shape):
+            raise ValueError(f"into= has shape {tuple(into.shape)}, but the result has {tuple(shape)}")
+        return tensor.new_empty(tuple(shape)) if into is None else into
+
+    def _launch(self, op: str, tensor: Tensor, tag: str, peer: int | None = None, how: str = "") -> Message:
         message = Message(op, self.name, tag, tensor.numel() * tensor.element_size(), perf_counter(), peer)
         self.wire.messages.append(message)
         if self.wire.check and peer is None:
-            self._agree(message, tensor)
+            self._agree(message, tensor, how)
         return message
 
     def _answer(self, message: Message, works: Sequence[Any], finish: Callable[[], Tensor], async_op: bool) -> Any:
@@ -320,9 +334,9 @@ class Group:
             [tensor.numel(), _DTYPES.index(tensor.dtype) if tensor.dtype in _DTYPES else -1], device=tensor.device
         )
 
-    def _agree(self, message: Message, tensor: Tensor) -> None:
-        """Raise unless every rank of the group makes the same call now."""
-        mine = f"{message.op} of {tensor.numel()} {str(tensor.dtype).removeprefix('torch.')} ({message.tag})"
+    def _agree(self, message: Message, tensor: Tensor, how: str) -> None:
+        """Raise unless every rank of the group makes the same call now; `how` says more of the operation."""
+        mine = f"{message.op}{how} of {tensor.numel()} {str(tensor.dtype).removeprefix('torch.')} ({message.tag})"
         self.wire.waiting(describe(message))
         calls: list[Any] = [None] * self.size
         dist.all_gather_object(calls, mine, group=self.handle)

@@ -50,7 +50,7 @@ class Progress:
 
     def _start(self, event: dict[str, Any]) -> None:
         self._steps = event["steps"]
-        if self.console.is_terminal and not self.console.quiet:
+        if self.console.is_interactive and not self.console.quiet:
             text = TextColumn("loss {task.fields[loss]}  norm {task.fields[norm]}  {task.fields[pace]}")
             columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(16), text, TimeRemainingColumn())
             self._bar = Bar(*columns, console=self.console)

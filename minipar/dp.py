@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from minipar.comm import Group, Pending, Reduction
-from minipar.flat import Flat, Kept, LaunchOrder, Piece, bucket_plan, optimizer_values
+from minipar.flat import Flat, Kept, LaunchOrder, Piece, Write, bucket_plan, optimizer_values, uses
 
 
 class DataParallel:
@@ -59,12 +59,12 @@ class DataParallel:
         plan = bucket_plan([p.numel() * p.element_size() for p in trained], bucket_bytes)
         self.flats = [Flat([trained[index] for index in bucket]) for bucket in plan]
         self.buffers = [flat.buffer() for flat in self.flats]
-        self._order = LaunchOrder([len(flat.parameters) for flat in self.flats], self._launch)
+        self._order = LaunchOrder([sum(map(uses, flat.parameters)) for flat in self.flats], self._launch)
         self._pending: list[Pending] = []
         self._listening = True
         for bucket, (flat, buffer) in enumerate(zip(self.flats, self.buffers, strict=True)):
             for parameter, view in zip(flat.parameters, flat.views(buffer), strict=True):
-                parameter.register_post_accumulate_grad_hook(self._hook(bucket, view))
+                self._listen(bucket, parameter, view)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What to hand to an optimizer."""
@@ -126,16 +126,26 @@ class DataParallel:
             "gradients": sum(buffer.numel() * buffer.element_size() for buffer in self.buffers),
         }
 
-    def _hook(self, bucket: int, view: Tensor) -> Any:
-        def ready(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            if parameter.grad.data_ptr() != view.data_ptr():  # the step's first gradient; the next are added in place
-                view.copy_(parameter.grad)
-                parameter.grad = view
+    def _listen(self, bucket: int, parameter: nn.Parameter, view: Tensor) -> None:
+        """Have the parameter's gradients gather in its place of the bucket."""
+
+        def arrived() -> None:
+            parameter.grad = view  # where autograd adds the next ones
             if self._listening:
                 self._order.arrived(bucket)
 
-        return ready
+        def from_autograd(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            if parameter.grad.data_ptr() != view.data_ptr():  # the first of the step
+                view.copy_(parameter.grad)
+            arrived()
+
+        def from_layer(write: Write) -> None:
+            write(view, parameter.grad is None)
+            arrived()
+
+        parameter.register_post_accumulate_grad_hook(from_autograd)
+        parameter.take_gradient = from_layer  # type: ignore[attr-defined]
 
     def _launch(self, bucket: int) -> None:
         buffer = self.buffers[bucket]

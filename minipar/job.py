@@ -9,9 +9,12 @@ Read    `train.py` before; `report.py` after.
 from __future__ import annotations
 
 import json
+import os
+import platform
 import resource
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from minipar import comm, corpus, ledger, report, trace
+from minipar import schedule as schedules
 from minipar.facts import Footprint
 from minipar.launch import RANK_BYTES, World, under_torchrun
 from minipar.mesh import Mesh
@@ -53,19 +57,20 @@ def run(job: Job, on_event: OnEvent) -> dict[str, Any] | None:
     """
     started = time.time()
     check(job.config, job.mesh.shape)
+    comm.choose_backend(int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else job.mesh.size, job.backend)
     if not under_torchrun():
         check_memory(job)
     check_folders(job)
     prepared = corpus.prepare(job.data, vocab=job.config.model.vocab)
     batches_of(job, prepared)  # raises for a text that is too short
     on_event({"event": "corpus", "statistics": str(prepared.statistics)})
-    on_line = None if under_torchrun() else lambda stream, text: _hear(stream, text, on_event)
-    with World(job.mesh, backend=job.backend, timeout=None, on_output=on_line) as world:
-        if under_torchrun():
+    if under_torchrun():
+        with World(job.mesh, backend=job.backend) as world:
             found = world.call(_train_and_tell, (job, started, on_event), timeout=None)
-        else:
-            found = world.call(_train_and_print, (job, started), timeout=None)
-    return next((one for one in found if one is not None), None)
+        return found[0] if os.environ["RANK"] == "0" else None
+    with World(job.mesh, backend=job.backend, on_output=lambda stream, text: _hear(stream, text, on_event)) as world:
+        found = world.call(_train_and_print, (job, started), timeout=None)
+    return found[0]
 
 
 def batches_of(job: Job, prepared: corpus.Corpus) -> corpus.Batches:
@@ -77,23 +82,19 @@ def batches_of(job: Job, prepared: corpus.Corpus) -> corpus.Batches:
 
 
 def check_memory(job: Job) -> None:
-    """Raise `ValueError` if the ranks' parameters, gradients and optimizer states don't fit into this machine."""
-    shape = report.shape_of(job.config, job.mesh)
+    """Raise `ValueError` if weights, gradients, optimizer states and activations of the ranks don't fit into memory."""
+    shape, config = report.shape_of(job.config, job.mesh), job.config
+    order = schedules.by_name(config.schedule, shape.pp, shape.micro_batches, config.chunks)
+    need = job.mesh.size * RANK_BYTES
+    for stage in range(shape.pp):
+        values = ledger.rank_parameters(shape, stage)
+        state = ledger.model_state_bytes(values, dp=shape.dp, zero=shape.zero, precision=config.precision)
+        need += shape.dp * shape.tp * (state.total + ledger.peak_activation_bytes(shape, order, stage))
     free = psutil.virtual_memory().available
-    need = sum(
-        RANK_BYTES
-        + ledger.model_state_bytes(
-            ledger.rank_parameters(shape, job.mesh.coordinates(rank)["pp"]),
-            dp=shape.dp,
-            zero=shape.zero,
-            precision=job.config.precision,
-        ).total
-        for rank in range(job.mesh.size)
-    )
     if need > free:
         raise ValueError(
             f"{job.mesh.size} ranks of this model need about {need / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB "
-            "are free: choose a smaller model, fewer ranks, or a higher --zero"
+            "are free: choose a smaller model or batch, more micro-batches, fewer ranks, or a higher --zero"
         )
 
 
@@ -141,7 +142,10 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
     from minipar import checkpoint
 
     config, wire = job.config, mesh.world.wire
-    batches = batches_of(job, corpus.prepare(job.data, vocab=config.model.vocab))
+    prepared = corpus.prepare(job.data, vocab=config.model.vocab)
+    if under_torchrun():
+        check_same_text(mesh, prepared)
+    batches = batches_of(job, prepared)
     engine = Engine(mesh, config)
     if job.resume:
         checkpoint.load(engine, checkpoint.find(job.resume))
@@ -170,6 +174,17 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
     facts.buffers = held.get("buffers", 0)
     facts.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return facts
+
+
+def check_same_text(mesh: Mesh, prepared: corpus.Corpus) -> None:
+    """Raise `ValueError` if the machines of a run have different text, or another version of Python's own library."""
+    tokens = mesh.world.gather_objects(zlib.crc32(prepared.train.data))
+    if len(set(tokens)) > 1:
+        names = mesh.world.gather_objects(f"{platform.node()}: {prepared.statistics.name}")
+        raise ValueError(
+            f"the machines do not read the same text ({', '.join(sorted(set(names)))}): give --data the same files on "
+            "each of them"
+        )
 
 
 def _collect(facts: report.RankFacts, engine: Engine, wire: comm.Wire) -> None:

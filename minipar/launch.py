@@ -107,7 +107,7 @@ class World:
         seat = rank.Seat(
             rank=0,
             size=self.size,
-            directory=Path(tempfile.mkdtemp(prefix="minipar-")),
+            directory=Path(tempfile.mkdtemp(prefix="minipar-world-")),
             backend=backend,
             check=check,
             plan=None if isinstance(ranks, int) else carry.dumps(ranks).tobytes(),

@@ -126,8 +126,8 @@ def rank_units(shape: Shape, pp_rank: int) -> list[list[Weight]]:
     qkv = (shape.heads + 2 * (shape.kv_heads or shape.heads)) * head_size // t
     inner, words = -(-4 * D // t), -(-shape.vocab // t)
     norm = [Weight(D, slice=True), Weight(D, slice=True)]
-    attention = [Weight(qkv * D), Weight(qkv), Weight(D * -(-D // t)), Weight(D, slice=True)]
-    mlp = [Weight(inner * D), Weight(inner), Weight(D * inner), Weight(D, slice=True)]
+    attention = [Weight(qkv * D), Weight(qkv), Weight(D * -(-D // t)), Weight(D)]
+    mlp = [Weight(inner * D), Weight(inner), Weight(D * inner), Weight(D)]
     copy = shape.tied and shape.pp > 1
     units = []
     for stage in range(pp_rank, shape.stages, shape.pp):
@@ -273,7 +273,7 @@ def kept_activation_bytes(shape: Shape, stage: int) -> int:
     if stage == 0:
         integers += 8 + 1  # the words' numbers, and whether they are this rank's
     if stage == shape.stages - 1:
-        values += norm + -(-shape.vocab // t)
+        values += norm + -(-shape.vocab // t) + 2  # the softmax before it is divided by its sum, and that sum
         integers += 8 + 2  # the targets' numbers, and which of them count
     return int(tokens * (values * shape.value_bytes + integers))
 

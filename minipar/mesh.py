@@ -50,10 +50,7 @@ class Mesh:
     """
 
     def __init__(self, pp: int = 1, dp: int = 1, tp: int = 1, *, world: Group | None = None) -> None:
-        for name, degree in (("pp", pp), ("dp", dp), ("tp", tp)):
-            if not isinstance(degree, int) or degree < 1:
-                raise ValueError(f"{name}={degree!r} is not a number of ranks: choose a whole number from 1")
-        self.shape = {"dp": dp, "pp": pp, "tp": tp}
+        self.shape = degrees(pp, dp, tp)
         self._world = world if world is not None else comm.current_world()
         if self._world is None:
             self._plan()
@@ -115,9 +112,17 @@ class Mesh:
 def plan(pp: int = 1, dp: int = 1, tp: int = 1) -> Mesh:
     """A mesh that no rank has joined, wherever it is called."""
     mesh = Mesh.__new__(Mesh)
-    mesh.shape, mesh._world = {"dp": dp, "pp": pp, "tp": tp}, None
+    mesh.shape, mesh._world = degrees(pp, dp, tp), None
     mesh._plan()
     return mesh
+
+
+def degrees(pp: int, dp: int, tp: int) -> dict[str, int]:
+    """The sizes of a mesh by axis, outermost first. Raises `ValueError` for what is not a number of ranks."""
+    for name, degree in (("pp", pp), ("dp", dp), ("tp", tp)):
+        if not isinstance(degree, int) or degree < 1:
+            raise ValueError(f"{name}={degree!r} is not a number of ranks: choose a whole number from 1")
+    return {"dp": dp, "pp": pp, "tp": tp}
 
 
 def check_fits(shape: dict[str, int], ranks: int) -> None:

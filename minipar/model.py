@@ -176,6 +176,12 @@ class Head(nn.Module):
         return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
+def tie(embedding: Embedding, head: Head) -> None:
+    """Use the embedding's matrix as the projection to the vocabulary; it then gets a gradient from each use."""
+    head.output.weight = embedding.word.weight
+    embedding.word.weight.uses = 2  # type: ignore[attr-defined]
+
+
 class GPT(nn.Module):
     """The model, or a pipeline stage of it: the layers in `layers`, with the embedding if it is the `first` stage and
     the head if it is the `last`. Parameters have the same names in every cut."""
@@ -190,7 +196,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleDict({str(layer): Block(config, layer, self.draw) for layer in layers})
         self.head = Head(config) if last else None
         if config.tied and self.embedding is not None and self.head is not None:
-            self.head.output.weight = self.embedding.word.weight
+            tie(self.embedding, self.head)
 
     @property
     def layers(self) -> list[Block]:

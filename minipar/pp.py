@@ -17,7 +17,7 @@ Read    `schedule.py` before; `train.py` after.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from time import perf_counter
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from minipar.comm import Group, Pending
 from minipar.facts import Span
+from minipar.flat import Write, write_gradient
 from minipar.model import GPT, GPTConfig
 from minipar.schedule import Action, Compute, Kind, Receive, Schedule, Send, messages
 
@@ -89,7 +90,7 @@ class Pipeline:
         self.stages, self.schedule, self.group, self.dtype, self.device = stages, schedule, group, dtype, device
         self.steps = messages(schedule)[group.rank]
         self.spans: list[Span] = []
-        self._postponed: dict[tuple[int, int], list[tuple[nn.Parameter, Callable[[], Tensor]]]] = {}
+        self._postponed: dict[tuple[int, int], list[tuple[nn.Parameter, Write]]] = {}
 
     def run(self, micro_batches: Sequence[MicroBatch], shape: Sequence[int], scale: float = 1.0) -> Tensor:
         """Forward and backward of all micro-batches: the sum of losses (zero unless the last stage is here).
@@ -156,8 +157,9 @@ class Pipeline:
                 self._backward(action, gradient)
             case Kind.WEIGHT:
                 start = perf_counter()
-                for parameter, compute in self._postponed.pop((stage, micro_batch), []):
-                    parameter.backward(compute())  # adds to .grad, and calls its hooks
+                with torch.no_grad():
+                    for parameter, write in self._postponed.pop((stage, micro_batch), []):
+                        write_gradient(parameter, write)
         self.spans.append(Span(self.group.rank, start, perf_counter(), action.kind, stage, micro_batch))
 
     def _forward(self, action: Action, source: Tensor | None) -> None:
@@ -185,9 +187,6 @@ class Pipeline:
         if action.stage not in self.schedule.splits_backward:
             return
         queue = self._postponed[action.stage, action.micro_batch] = []
-        tied = module.embedding is not None and module.embedding.word.weight
         for layer in module.modules():
             if hasattr(layer, "postpone"):
-                # A weight that is used twice gets its one gradient from autograd, or hooks would count it twice.
-                postpone = None if layer.weight is tied else lambda *entry, queue=queue: queue.append(entry)
-                setattr(layer, "postpone", postpone)  # noqa: B010
+                setattr(layer, "postpone", lambda *entry: queue.append(entry))  # noqa: B010

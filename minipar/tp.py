@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from minipar.batches import IGNORED
 from minipar.comm import Group, Pending
-from minipar.model import GPT, Embedding, Head
+from minipar.flat import Write, takes_gradients, write_gradient
+from minipar.model import GPT, Embedding, Head, tie
 from minipar.split import Split
 
 # Borders: between the split layers each rank holds the whole activation, or a slice of the sequence.
@@ -75,6 +76,7 @@ class BySequence:
 
 
 Border = Whole | BySequence
+Postpone = Callable[[nn.Parameter, Write], None]
 
 
 def _ranks_to_sequence(x: Tensor, ranks: int) -> Tensor:  # [tp*B, T/tp, D] -> [B, T, D]
@@ -100,62 +102,67 @@ class _Leave(torch.autograd.Function):
         return ctx.border.leave_backward(grad), None
 
 
-Postpone = Callable[[nn.Parameter, Callable[[], Tensor]], None]
-
-
-def _weight_and_postpone(layer: ColumnLinear | RowLinear) -> tuple[Tensor, Any]:
-    """Where the weight's gradient is postponed, autograd must not know the weight: it would report an empty one."""
-    weight, postpone = layer.weight, layer.postpone
-    if postpone is None or not weight.requires_grad:
-        return weight, None
-    return weight.detach(), lambda compute: postpone(weight, compute)
-
-
 class _ColumnLinear(torch.autograd.Function):
     """f, then `x W^T + b`. Backward, the weight's gradient is computed while the input's gradient travels."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, border: Border, postpone: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: ColumnLinear) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.border, ctx.postpone, ctx.bias = border, postpone, bias is not None
-        return F.linear(border.enter(x).wait(), weight, bias)
+        ctx.layer, ctx.postpone, ctx.bias = layer, layer.postpone, bias is not None
+        return F.linear(layer.border.enter(x).wait(), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # [B, T, F/tp] -> [B, T, D]
         x, weight = ctx.saved_tensors
-        whole = ctx.border.enter(x)  # sequence parallel gathers again what it did not keep
-        grad_x = ctx.border.enter_backward(grad @ weight) if ctx.needs_input_grad[0] else None
+        border = ctx.layer.border
+        whole = border.enter(x)  # sequence parallel gathers again what it did not keep
+        grad_x = border.enter_backward(grad @ weight) if ctx.needs_input_grad[0] else None
         grad_weight = _weight_gradient(ctx, grad, whole)
         grad_bias = grad.flatten(0, -2).sum(0) if ctx.bias else None
-        return grad_x.wait() if grad_x else None, grad_weight, grad_bias, None, None
+        return grad_x.wait() if grad_x else None, grad_weight, grad_bias, None
 
 
 class _RowLinear(torch.autograd.Function):
-    """`x W^T`, a partial sum: g has to follow."""
+    """`x W^T`, a partial sum, then g. The bias is added once: by the first rank, to its partial sum."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, postpone: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, layer: RowLinear) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.postpone = postpone
-        return F.linear(x, weight)
+        ctx.layer, ctx.postpone = layer, layer.postpone
+        first = layer.border.group.rank == 0
+        return layer.border.leave(F.linear(x, weight, bias if first else None))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # [B, T, D] -> [B, T, F/tp]
         x, weight = ctx.saved_tensors
-        return grad @ weight, _weight_gradient(ctx, grad, x), None
+        grad = ctx.layer.border.leave_backward(grad)
+        grad_x = grad @ weight
+        return grad_x, _weight_gradient(ctx, grad, x), grad.flatten(0, -2).sum(0), None
 
 
 def _weight_gradient(ctx: Any, grad: Tensor, x: Tensor | Pending) -> Tensor | None:
-    """`grad^T x`, now; or, for a schedule that splits the backward, postponed to the W action."""
+    """`grad^T x`: for autograd to add up; or written at once where data parallel wants it (`flat.write_gradient`),
+    now, or postponed to the W action of a schedule that splits the backward."""
+    weight, rows = ctx.layer.weight, lambda: (x if isinstance(x, Tensor) else x.wait()).flatten(0, -2)
+    if not weight.requires_grad:
+        return None
+    if not takes_gradients(weight):
+        return grad.flatten(0, -2).t() @ rows()
 
-    def compute() -> Tensor:
-        rows = x if isinstance(x, Tensor) else x.wait()
-        return grad.flatten(0, -2).t() @ rows.flatten(0, -2)
+    def add(place: Tensor, fresh: bool) -> None:
+        left, right = grad.flatten(0, -2).t(), rows()
+        torch.mm(left, right, out=place) if fresh else place.addmm_(left, right)
 
     if ctx.postpone is None:
-        return compute() if ctx.needs_input_grad[1] else None
-    ctx.postpone(compute)
+        write_gradient(weight, add)
+    else:
+        ctx.postpone(weight, add)
     return None
+
+
+def _known_to_autograd(weight: nn.Parameter) -> Tensor:
+    """The weight; detached where its gradient is written without autograd, which would else report an empty one."""
+    return weight.detach() if takes_gradients(weight) else weight
 
 
 class ColumnLinear(nn.Module):
@@ -164,14 +171,14 @@ class ColumnLinear(nn.Module):
     def __init__(self, whole: nn.Linear, border: Border, blocks: tuple[int, ...] | None = None) -> None:
         super().__init__()
         group = border.group
-        self.border, self.postpone = border, None  # type: tuple[Border, Postpone | None]
+        self.border = border
+        self.postpone: Postpone | None = None
         self.split = Split(0, group.rank, group.size, blocks or (whole.out_features,))
         self.weight = _cut(whole.weight, self.split)
         self.bias = None if whole.bias is None else _cut(whole.bias, self.split)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, postpone = _weight_and_postpone(self)
-        return _ColumnLinear.apply(x, weight, self.bias, self.border, postpone)
+        return _ColumnLinear.apply(x, _known_to_autograd(self.weight), self.bias, self)
 
 
 class RowLinear(nn.Module):
@@ -180,14 +187,13 @@ class RowLinear(nn.Module):
     def __init__(self, whole: nn.Linear, border: Border) -> None:
         super().__init__()
         group = border.group
-        self.border, self.postpone = border, None  # type: tuple[Border, Postpone | None]
+        self.border = border
+        self.postpone: Postpone | None = None
         self.weight = _cut(whole.weight, Split(1, group.rank, group.size, (whole.in_features,)))
         self.bias = whole.bias
-        if isinstance(border, BySequence):
-            _sees_a_slice(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Leave.apply(_RowLinear.apply(x, *_weight_and_postpone(self)), self.border) + self.bias
+        return _RowLinear.apply(x, _known_to_autograd(self.weight), self.bias, self)
 
 
 class VocabularyEmbedding(nn.Module):
@@ -234,26 +240,27 @@ class _CrossEntropy(torch.autograd.Function):
         wide = wide[:, :words]
         highest = wide.amax(1) if words else wide.new_full((wide.shape[0],), float("-inf"))  # [N]
         group.all_reduce(highest, "max", tag="tp.loss maximum")
-        shares = (wide - highest.unsqueeze(1)).exp_()  # [N, words]
+        shares = (wide - highest.unsqueeze(1)).exp_()  # [N, words], not yet divided by their sum
         mine = targets - group.rank * logits.shape[1]
         known = (mine >= 0) & (mine < words)
         right = wide.gather(1, mine.where(known, 0).unsqueeze(1)).squeeze(1) if words else torch.zeros_like(highest)
         sums = torch.stack([shares.sum(1), right * known])  # [2, N] partial over tp
         total, right = group.all_reduce(sums, tag="tp.loss sums")
         learned = targets != IGNORED
-        ctx.save_for_backward(shares.div_(total.unsqueeze(1)), mine.where(known, 0), known & learned, learned)
+        ctx.save_for_backward(shares, total, mine.where(known, 0), known & learned, learned)
         ctx.logits = (logits.shape, logits.dtype)
         return ((total.log() + highest - right) * learned).sum()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # softmax minus one at the target
-        shares, mine, known, learned = ctx.saved_tensors
-        (tokens, columns), dtype = ctx.logits
+        shares, total, mine, known, learned = ctx.saved_tensors
+        (_, columns), dtype = ctx.logits
         words = shares.shape[1]
-        grad_logits = shares.new_zeros((tokens, columns), dtype=dtype)
-        torch.mul(shares, (learned * grad).unsqueeze(1), out=grad_logits[:, :words])
+        shares.mul_((learned * grad / total).unsqueeze(1))  # in place: each graph is walked once
         if words:
-            grad_logits.scatter_add_(1, mine.unsqueeze(1), (-grad * known).to(grad_logits).unsqueeze(1))
+            shares.scatter_add_(1, mine.unsqueeze(1), (-grad * known).to(shares).unsqueeze(1))
+        grad_logits = shares if words == columns else F.pad(shares, (0, columns - words))
+        grad_logits = grad_logits.to(dtype)
         return grad_logits, None, None, None
 
 
@@ -309,7 +316,7 @@ def parallelize(model: GPT, group: Group, *, sequence_parallel: bool = False) ->
     if model.head is not None:
         model.head = SplitHead(model.head, border)  # type: ignore[assignment]
     if model.embedding is not None and model.head is not None and config.tied:
-        model.head.output.weight = model.embedding.word.weight
+        tie(model.embedding, model.head)
     if sequence_parallel:
         _slice_dropout(model, group)
     return model

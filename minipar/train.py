@@ -30,7 +30,7 @@ from minipar.batches import IGNORED
 from minipar.dp import DataParallel
 from minipar.flat import Piece
 from minipar.mesh import Mesh
-from minipar.model import GPT, GPTConfig, materialise
+from minipar.model import GPT, GPTConfig, materialise, tie
 from minipar.pp import MicroBatch, Pipeline, split_layers
 from minipar.split import split_of
 from minipar.zero import Zero
@@ -153,7 +153,7 @@ class Engine:
             return []
         if first is not None and last is not None:  # both stages here: one parameter again
             assert first.embedding is not None and last.head is not None
-            last.head.output.weight = first.embedding.word.weight
+            tie(first.embedding, last.head)
             return []
         parts = [
             first.embedding.word if first and first.embedding else None,

@@ -172,11 +172,12 @@ class Watch:
         quiet = self._quiet(now)
         if self._failures:
             return quiet >= SETTLED or now - self._failed >= GRACE
-        if quiet >= self._window() - PAUSE:
+        passed, ready = now - self._started, self._ready >= self._pending
+        late = ready and self._timeout is not None and passed >= self._timeout
+        if quiet >= self._window() - PAUSE or (late and quiet >= self._window() / 2):
             whom = "all ranks are" if len(self._pending) == len(self._members) else self._name_pending()
             raise self._stuck(f"{whom} stuck")
-        passed, ready = now - self._started, self._ready >= self._pending
-        if ready and self._timeout is not None and passed >= self._timeout:
+        if late:
             raise self._stuck(f"no end after {self._timeout:g} s (timeout={self._timeout:g})")
         if not ready and passed >= START:
             raise self._stuck(f"no start after {START:g} s")

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from minipar.comm import Group, Pending
-from minipar.flat import Flat, Kept, LaunchOrder, Piece, bucket_plan, optimizer_values
+from minipar.flat import Flat, Kept, LaunchOrder, Piece, Write, bucket_plan, optimizer_values, uses
 
 
 class Shard:
@@ -117,7 +117,7 @@ class Zero:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         self._options = parameter_groups or [{"params": trained}]
         self.shards = self._shard(units, trained, {id(p) for p in alone}, bucket_bytes)
-        self._order = LaunchOrder([len(shard.flat.parameters) for shard in self.shards], self._launch)
+        self._order = LaunchOrder([sum(map(uses, shard.flat.parameters)) for shard in self.shards], self._launch)
         self._filled: list[set[int]] = [set() for _ in self.shards]
         if stage == 1:  # whole gradients stay, and the sum of this rank's share lands in its place among them
             self._buffers: list[Tensor | None] = [shard.flat.buffer() for shard in self.shards]
@@ -129,7 +129,7 @@ class Zero:
         self._spare: list[Tensor] = []
         for bucket, shard in enumerate(self.shards):
             for index, parameter in enumerate(shard.flat.parameters):
-                parameter.register_post_accumulate_grad_hook(self._hook(bucket, index))
+                self._listen(bucket, index, parameter)
         self._runs = [self._optimizer_runs(bucket) for bucket in range(len(self.shards))]
         if stage == 3:
             self._gather_around(units)
@@ -245,20 +245,24 @@ class Zero:
             "buffers": size(self._spare),
         }
 
-    def _hook(self, bucket: int, index: int) -> Any:
+    def _listen(self, bucket: int, index: int, parameter: nn.Parameter) -> None:
+        """Have the parameter's gradients gather in its place of the bucket, and autograd keep none."""
         flat, filled = self.shards[bucket].flat, self._filled[bucket]
 
-        def ready(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            place = flat.views(self._buffer(bucket))[index]
-            place.add_(parameter.grad) if index in filled else place.copy_(parameter.grad)
+        def from_layer(write: Write) -> None:
+            write(flat.views(self._buffer(bucket))[index], index not in filled)
             filled.add(index)
-            parameter.grad = None
             self._order.arrived(bucket)
             if self.stage == 3:
                 self._close(parameter)
 
-        return ready
+        def from_autograd(parameter: Tensor) -> None:
+            grad, parameter.grad = parameter.grad, None
+            assert grad is not None
+            from_layer(lambda place, fresh: place.copy_(grad) if fresh else place.add_(grad))
+
+        parameter.register_post_accumulate_grad_hook(from_autograd)
+        parameter.take_gradient = from_layer  # type: ignore[attr-defined]
 
     def _buffer(self, bucket: int) -> Tensor:
         """The whole bucket's gradients as they arrive: a spare buffer if one fits, or a new one."""

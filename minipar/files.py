@@ -1,0 +1,75 @@
+"""Answers for programs: JSON, in files that are whole or not written at all.
+
+Idea    That an answer cannot be written should be known before the run, not after it. And whoever opens the file sees
+        all of it or what was there before: it is written beside its place, then renamed. A device or a pipe, such as
+        /dev/stdout, must not be replaced by a file, so there the answer is simply written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """JSON that every program can read: it has no NaN and no infinity, so where a run has diverged it says null."""
+
+    def finite(value: Any) -> Any:
+        match value:
+            case dict():
+                return {key: finite(part) for key, part in value.items()}
+            case list() | tuple():
+                return [finite(part) for part in value]
+            case float() if not isfinite(value):
+                return None
+        return value
+
+    return json.dumps(finite(value), indent=indent, allow_nan=False) + "\n"
+
+
+def check_writable(path: str | None) -> None:
+    """Raise `ValueError` now, not after the run, if `path` could not be written."""
+    if path is None:
+        return
+    if not path or Path(path).is_dir():
+        raise ValueError(f"{path!r} is not the name of a file, or that of a folder: name a file in it")
+    target = Path(os.path.realpath(path))
+    try:
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(13, "no permission")
+        if not written_in_place(path):
+            with tempfile.TemporaryFile(dir=target.parent):
+                pass
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot write {path!r} ({why}): choose another place") from None
+
+
+def written_in_place(path: str) -> bool:
+    """Whether the file must keep its identity: a device or a pipe, such as /dev/stdout."""
+    place = Path(os.path.abspath(path))
+    return Path("/dev") in place.parents or (place.exists() and not place.is_file())
+
+
+def write_whole(path: str, text: str) -> None:
+    """The whole file or nothing: a reader never sees half of it. A link stays, and what it points to is written."""
+    target = Path(os.path.realpath(path))
+    if written_in_place(path):
+        with open(path, "w") as stream:
+            stream.write(text)
+        return
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".minipar-")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
