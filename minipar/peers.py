@@ -11,7 +11,6 @@ Read    `train.py` before; `bench.py` after.
 Options were chosen by trying: those written here were the fastest of all that the peer offers, with gloo.
 This and `comm.py` are the only files that import torch.distributed: here a library that has its own messages is run.
 """
-# ruff: noqa: TID251
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minipar.mesh import Mesh
-from minipar.model import GPT, IGNORED, Attention, GPTConfig, build
+from minipar.model import Attention, GPTConfig, build
 from minipar.pp import split_layers
 from minipar.train import TrainConfig, micro_batches_of
 

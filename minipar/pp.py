@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from minipar.comm import Group, Pending
-from minipar.facts import Span
+from minipar.facts import Action, Kind, Span
 from minipar.flat import Write, write_gradient
 from minipar.model import GPT, GPTConfig
-from minipar.schedule import Action, Compute, Kind, Receive, Schedule, Send, messages
+from minipar.order import Compute, Receive, Schedule, Send, messages
 
 
 def split_layers(config: GPTConfig, stages: int) -> list[range]:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from typing_extensions import assert_never
 
 from minipar.facts import Action, Kind, Span, Timeline
-from minipar.schedule import Schedule, goes_to, walk
+from minipar.order import Schedule, goes_to, walk
 
 Cost = float | Sequence[float] | Callable[[int, int], float]
 
