@@ -307,13 +307,17 @@ class Group:
     def _launch(self, op: str, tensor: Tensor, tag: str, peer: int | None = None, how: str = "") -> Message:
         message = Message(op, self.name, tag, tensor.numel() * tensor.element_size(), perf_counter(), peer)
         self.wire.messages.append(message)
+        self.wire.waiting(describe(message))  # already now: mismatched calls may abort the process in the next line
         if self.wire.check and peer is None:
             self._agree(message, tensor, how)
         return message
 
     def _answer(self, message: Message, works: Sequence[Any], finish: Callable[[], Tensor], async_op: bool) -> Any:
         pending = Pending(self.wire, message, works, finish)
-        return pending if async_op else pending.wait()
+        if not async_op:
+            return pending.wait()
+        self.wire.waiting("")
+        return pending
 
     def _done(self, tensor: Tensor, async_op: bool) -> Any:
         return Pending(self.wire, None, [], lambda: tensor) if async_op else tensor

@@ -1,7 +1,7 @@
 """Which piece of a parameter a tensor-parallel rank holds.
 
-Idea    A `Split` is attached to every parameter that tensor parallelism cuts, as `parameter.tp_split`. It takes a rank's
-        piece out of the whole parameter and joins the pieces again: for the first weights (the same whatever the
+Idea    A `Split` is attached to every parameter that tensor parallelism cuts, as `parameter.tp_split`. It takes a
+        rank's piece out of the whole parameter and joins the pieces again: for the first weights (the same whatever the
         topology), for checkpoints that change topology, and for comparing gradients with one process.
 
             rows in 3 blocks (query, key, value), 2 ranks          rank 0 takes   q0 k0 v0

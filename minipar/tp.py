@@ -115,7 +115,8 @@ class _ColumnLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:  # [B, T, F/tp] -> [B, T, D]
         x, weight = ctx.saved_tensors
         border = ctx.layer.border
-        whole = border.enter(x)  # sequence parallel gathers again what it did not keep
+        # Sequence parallel gathers again what it did not keep; a frozen weight does not need it.
+        whole = border.enter(x) if ctx.layer.weight.requires_grad else x
         grad_x = border.enter_backward(grad @ weight) if ctx.needs_input_grad[0] else None
         grad_weight = _weight_gradient(ctx, grad, whole)
         grad_bias = grad.flatten(0, -2).sum(0) if ctx.bias else None
@@ -126,7 +127,7 @@ class _RowLinear(torch.autograd.Function):
     """`x W^T`, a partial sum, then g. The bias is added once: by the first rank, to its partial sum."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, layer: RowLinear) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: RowLinear) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.layer, ctx.postpone = layer, layer.postpone
         first = layer.border.group.rank == 0
@@ -137,7 +138,8 @@ class _RowLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad = ctx.layer.border.leave_backward(grad)
         grad_x = grad @ weight
-        return grad_x, _weight_gradient(ctx, grad, x), grad.flatten(0, -2).sum(0), None
+        grad_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+        return grad_x, _weight_gradient(ctx, grad, x), grad_bias, None
 
 
 def _weight_gradient(ctx: Any, grad: Tensor, x: Tensor | Pending) -> Tensor | None:

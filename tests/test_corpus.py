@@ -239,6 +239,7 @@ def test_normalising_leaves_one_kind_of_newline_and_counts_control_characters() 
     counts: Counter[str] = Counter()
     assert clean.normalise("\ufeffa \r\nb\rc\x85d\u2028e\x00\x1b\tcafe\u0301  \n\n", counts) == "a\nb\nc\nd\ne\tcafé"
     assert counts["control characters"] == 3
+    assert clean.normalise(b"half +2AA- pair".decode("utf-7"), counts) == "half  pair"  # no utf-8 can hold the half
 
 
 @given(st.text(alphabet="ab \n\r", max_size=9000))
