@@ -197,12 +197,13 @@ class Group:
         works = self._exchange(chunks, arrived)
 
         def finish() -> Tensor:
-            # In the order of the ranks, so that the sum does not depend on who computes it; not in this rank's own
-            # share, which may be `out` and is yet to be added.
-            total = torch.add(arrived[0], arrived[1], out=arrived[1 if self.rank == 0 else 0])
-            for share in arrived[2:]:
-                total.add_(share)
-            return out.copy_(total)
+            # In the order of the ranks, so that the sum does not depend on who computes it. `out` is written last: it
+            # may be this rank's own share, which is yet to be added.
+            *most, last = arrived
+            total = most[0]
+            for share in most[1:]:
+                total = torch.add(total, share, out=arrived[1 if self.rank == 0 else 0])
+            return torch.add(total, last, out=out)
 
         return self._answer(message, works, finish, async_op)
 
