@@ -56,15 +56,18 @@ class DataParallel:
         for parameter in everything:
             group.broadcast(parameter.data, tag="dp.first weights")
         trained = [parameter for parameter in everything if parameter.requires_grad]
-        plan = bucket_plan([p.numel() * p.element_size() for p in trained], bucket_bytes)
+        sizes = [p.numel() * p.element_size() for p in trained]
+        plan = bucket_plan(sizes, bucket_bytes, [p.dtype for p in trained])
         self.flats = [Flat([trained[index] for index in bucket]) for bucket in plan]
         self.buffers = [flat.buffer() for flat in self.flats]
         self._order = LaunchOrder([sum(map(uses, flat.parameters)) for flat in self.flats], self._launch)
         self._pending: list[Pending] = []
         self._listening = True
+        self._pieces: list[Piece] = []
         for bucket, (flat, buffer) in enumerate(zip(self.flats, self.buffers, strict=True)):
             for parameter, view in zip(flat.parameters, flat.views(buffer), strict=True):
                 self._listen(bucket, parameter, view)
+                self._pieces.append(Piece(parameter, 0, view.view(-1)))
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What to hand to an optimizer."""
@@ -79,11 +82,9 @@ class DataParallel:
 
     def finish(self) -> None:
         """Wait until every gradient is the whole group's."""
-        for flat, buffer in zip(self.flats, self.buffers, strict=True):
-            for parameter, view in zip(flat.parameters, flat.views(buffer), strict=True):
-                if parameter.grad is None:
-                    view.zero_()
-                    parameter.grad = view
+        for piece in self._pieces:
+            if piece.parameter.grad is None:
+                piece.parameter.grad = piece.gradient.zero_().view_as(piece.parameter)
         self._order.finish()
         for pending in self._pending:
             pending.wait()
@@ -104,11 +105,7 @@ class DataParallel:
 
     def pieces(self) -> list[Piece]:
         """Every gradient, whole, as views."""
-        return [
-            Piece(parameter, 0, view.view(-1))
-            for flat, buffer in zip(self.flats, self.buffers, strict=True)
-            for parameter, view in zip(flat.parameters, flat.views(buffer), strict=True)
-        ]
+        return self._pieces
 
     def kept(self, optimizer: torch.optim.Optimizer) -> list[Kept]:
         """Every parameter's weight and optimizer states, whole, as views: what a checkpoint saves and loads."""

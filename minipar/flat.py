@@ -105,6 +105,10 @@ class Flat:
         like = self.parameters[0]
         return torch.zeros(self.numel, dtype=dtype or like.dtype, device=like.device)
 
+    def view(self, buffer: Tensor, index: int) -> Tensor:
+        """The place of one parameter in the buffer, in the parameter's shape."""
+        return buffer[self.offsets[index] : self.offsets[index + 1]].view(self.parameters[index].shape)
+
     def views(self, buffer: Tensor) -> list[Tensor]:
         """Each parameter's place in the buffer, in the parameter's shape."""
         return [

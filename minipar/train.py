@@ -264,8 +264,9 @@ class Engine:
         return split and shared and not copy
 
     def _clip(self, norm: float) -> None:
-        if self.config.clip and norm > self.config.clip:
-            torch._foreach_mul_([piece.gradient for piece in self.replicas.pieces()], self.config.clip / (norm + 1e-6))
+        factor = self.config.clip / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
+        if self.config.clip and factor < 1:
+            torch._foreach_mul_([piece.gradient for piece in self.replicas.pieces()], factor)
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

@@ -130,6 +130,11 @@ class Zero:
         for bucket, shard in enumerate(self.shards):
             for index, parameter in enumerate(shard.flat.parameters):
                 self._listen(bucket, index, parameter)
+        self._pieces = [
+            piece
+            for shard, gradient in zip(self.shards, self._gradients, strict=True)
+            for piece in shard.flat.pieces(group.rank, gradient)
+        ]
         self._runs = [self._optimizer_runs(bucket) for bucket in range(len(self.shards))]
         if stage == 3:
             self._gather_around(units)
@@ -141,7 +146,7 @@ class Zero:
         for number, unit in enumerate(units):
             for parameter in unit.parameters():
                 home.setdefault(id(parameter), number if self.stage == 3 else "all")
-        keys = [("alone", id(p)) if id(p) in alone else home[id(p)] for p in trained]
+        keys = [(p.dtype, ("alone", id(p)) if id(p) in alone else home[id(p)]) for p in trained]
         sizes = [p.numel() * p.element_size() for p in trained]
         plan = bucket_plan(sizes, sum(sizes) if self.stage == 3 else limit, keys)
         return [
@@ -204,11 +209,7 @@ class Zero:
 
     def pieces(self) -> list[Piece]:
         """The gradients of this rank's share, as views."""
-        return [
-            piece
-            for shard, gradient in zip(self.shards, self._gradients, strict=True)
-            for piece in shard.flat.pieces(self.group.rank, gradient)
-        ]
+        return self._pieces
 
     def kept(self, optimizer: torch.optim.Optimizer) -> list[Kept]:
         """Weights and optimizer states of this rank's share, as views: what a checkpoint saves and loads."""
@@ -250,7 +251,7 @@ class Zero:
         flat, filled = self.shards[bucket].flat, self._filled[bucket]
 
         def from_layer(write: Write) -> None:
-            write(flat.views(self._buffer(bucket))[index], index not in filled)
+            write(flat.view(self._buffer(bucket), index), index not in filled)
             filled.add(index)
             self._order.arrived(bucket)
             if self.stage == 3:
@@ -274,9 +275,9 @@ class Zero:
 
     def _launch(self, bucket: int) -> None:
         buffer, gradient = self._buffer(bucket), self._gradients[bucket]
-        for index, place in enumerate(self.shards[bucket].flat.views(buffer)):
-            if index not in self._filled[bucket]:
-                place.zero_()
+        flat = self.shards[bucket].flat
+        for index in set(range(len(flat.parameters))) - self._filled[bucket]:
+            flat.view(buffer, index).zero_()
         self._filled[bucket].clear()
         into = gradient if self.stage == 1 else None
         pending = self.group.reduce_scatter(buffer, into=into, tag=f"zero.grad bucket {bucket}", async_op=True)
