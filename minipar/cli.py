@@ -10,6 +10,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -34,16 +35,13 @@ def guarded(command: Callable[[argparse.Namespace], int], options: argparse.Name
     """Run the command; turn what goes wrong into one readable message and an exit code."""
     name = f"{PROGRAM} {options.name}"
     try:
-        with termination_raises():
+        with on_signals(raise_interrupt):
             from minipar.faults import RankError, lost_peer
 
             return command(options)
-    except Terminated:
-        complain(f"{name}: terminated, all ranks have ended")
-        return 128 + signal.SIGTERM
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         complain(f"{name}: interrupted, all ranks have ended")
-        return 128 + signal.SIGINT
+        return 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
     except BrokenPipeError:
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -61,26 +59,30 @@ def guarded(command: Callable[[argparse.Namespace], int], options: argparse.Name
         return 1
 
 
-class Terminated(KeyboardInterrupt):
-    """The process was asked to end, by SIGTERM."""
-
-
 @contextmanager
-def termination_raises() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does, so that ranks and files are cleared away. Not on torchrun's ranks:
-    a rank that waits for a message would not notice, and they have nothing to clear."""
-
-    def terminate(number: int, frame: object) -> NoReturn:
-        raise Terminated
-
-    if in_torchrun():
+def on_signals(react: Callable[[int, Any], NoReturn]) -> Iterator[None]:
+    """Within, `react` to Ctrl-C and to SIGTERM. Not on torchrun's ranks: one that waits for a message would not notice,
+    and they have nothing to clear away."""
+    if in_torchrun() or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, terminate)
+    before = {number: signal.signal(number, react) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def raise_interrupt(number: int, frame: Any) -> NoReturn:
+    """End the command as Ctrl-C does, so that ranks and files are cleared away."""
+    raise KeyboardInterrupt(number)
+
+
+def end_at_once(number: int, frame: Any) -> NoReturn:
+    """For the time of imports: nothing is there to clear away yet, and torch's import may swallow an exception."""
+    print(f"{PROGRAM}: interrupted, no rank had started", file=sys.stderr, flush=True)
+    os._exit(128 + number)
 
 
 def open_streams() -> None:
@@ -234,12 +236,17 @@ def degrees(options: argparse.Namespace) -> dict[str, int]:
 
 def train(options: argparse.Namespace) -> int:
     """`minipar train`"""
-    from minipar import job
-    from minipar.mesh import check_fits, plan
-    from minipar.model import GPTConfig
-    from minipar.train import TrainConfig
-
     check_writable(options.report)
+    if "" in (options.save, options.resume):
+        raise ValueError("--save '' or --resume '' names no folder: name one, or leave the option out")
+    if options.save_every and options.save is None:
+        raise ValueError(f"--save-every {options.save_every} has nowhere to save to: add --save FOLDER")
+    with on_signals(end_at_once):
+        from minipar import checkpoint, job  # noqa: F401 -- `job` will import it, later than it should
+        from minipar.console import Progress
+        from minipar.mesh import check_fits, plan
+        from minipar.model import GPTConfig
+        from minipar.train import TrainConfig
     model = GPTConfig(
         **{name: getattr(options, name) for name in ("layers", "hidden", "heads", "vocab", "sequence")},
         kv_heads=options.kv_heads,
@@ -251,8 +258,6 @@ def train(options: argparse.Namespace) -> int:
     shape = degrees(options)
     if in_torchrun():
         check_fits(shape, int(os.environ["WORLD_SIZE"]))
-    from minipar.console import Progress
-
     speaks = not in_torchrun() or os.environ["RANK"] == "0"
     with Progress(quiet=options.json or not speaks) as progress:
         kept = {"save": options.save, "save_every": options.save_every or 0, "resume": options.resume}
@@ -271,6 +276,7 @@ def train(options: argparse.Namespace) -> int:
 
 
 def add_verify(commands: Any) -> None:
+    """The options of `minipar verify`."""
     parser = commands.add_parser(
         "verify",
         help="every topology against one process",
@@ -287,8 +293,8 @@ def add_verify(commands: Any) -> None:
 def verify(options: argparse.Namespace) -> int:
     """`minipar verify`"""
     check_writable(options.report)
-    from minipar import verify
-
+    with on_signals(end_at_once):
+        from minipar import verify
     rows = verify.command(options.fuzz, options.seed, options.ranks)
     if options.report:
         write_whole(options.report, as_json(rows, indent=1))
@@ -299,6 +305,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def add_bench(commands: Any) -> None:
+    """The options of `minipar bench`."""
     parser = commands.add_parser(
         "bench",
         help="minipar beside what you would use instead, as ratios",
@@ -315,8 +322,8 @@ def add_bench(commands: Any) -> None:
 def bench(options: argparse.Namespace) -> int:
     """`minipar bench`"""
     check_writable(options.report)
-    from minipar import bench
-
+    with on_signals(end_at_once):
+        from minipar import bench
     return bench.command(options)
 
 
@@ -324,12 +331,13 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def add_doctor(commands: Any) -> None:
+    """The options of `minipar doctor`."""
     parser = commands.add_parser("doctor", help="what this machine can run, checked by running it")
     parser.set_defaults(command=doctor)
 
 
 def doctor(options: argparse.Namespace) -> int:
     """`minipar doctor`"""
-    from minipar import doctor
-
+    with on_signals(end_at_once):
+        from minipar import doctor
     return doctor.command()

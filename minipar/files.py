@@ -35,10 +35,12 @@ def check_writable(path: str | None) -> None:
     """Raise `ValueError` now, not after the run, if `path` could not be written."""
     if path is None:
         return
-    if not path or Path(path).is_dir():
-        raise ValueError(f"{path!r} is not the name of a file, or that of a folder: name a file in it")
+    if not path:
+        raise ValueError("'' is not the name of a file: name one to write to")
     target = Path(os.path.realpath(path))
     try:
+        if target.is_dir():
+            raise IsADirectoryError(21, "it is a folder")
         if target.exists() and not os.access(target, os.W_OK):
             raise PermissionError(13, "no permission")
         if not written_in_place(path):
@@ -46,7 +48,7 @@ def check_writable(path: str | None) -> None:
                 pass
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ValueError(f"cannot write {path!r} ({why}): choose another place") from None
+        raise ValueError(f"cannot write {path!r} ({why}): name a file in a folder that can be written") from None
 
 
 def written_in_place(path: str) -> bool:

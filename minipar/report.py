@@ -20,6 +20,7 @@ from rich.table import Table
 
 from minipar import ledger, pp, trace
 from minipar import schedule as schedules
+from minipar.comm import Message
 from minipar.facts import Action, Footprint, Kind, Span, Timeline, Traffic
 from minipar.mesh import Mesh
 from minipar.simulate import simulate
@@ -36,6 +37,7 @@ class RankFacts:
     startup_seconds: float
     traffic: list[Traffic]
     spans: list[list[Span]]
+    messages: list[list[Message]]  # kept only for a trace
     waited: dict[str, float]
     footprint: Footprint
     buffers: int

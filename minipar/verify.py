@@ -178,7 +178,7 @@ def worst_difference(seen: Observed, truth: Observed) -> tuple[float, str]:
     differences = [(0.0, "nothing")]
     for what in ("losses", "gradient_norms"):
         for step, (a, b) in enumerate(zip(getattr(seen, what), getattr(truth, what), strict=True)):
-            differences.append((abs(a - b) / max(abs(b), 1e-30), f"{what} of step {step}"))
+            differences.append((_known(abs(a - b) / max(abs(b), 1e-30)), f"{what} of step {step}"))
     for what in ("gradients", "weights"):
         ours, theirs = getattr(seen, what), getattr(truth, what)
         if ours.keys() != theirs.keys():
@@ -187,8 +187,13 @@ def worst_difference(seen: Observed, truth: Observed) -> tuple[float, str]:
         for name, b in theirs.items():
             scale = max(float(b.abs().max()), 1e-6 * largest, 1e-30)  # a gradient that should be zero is only rounding
             difference = float((ours[name].double() - b).abs().max()) / scale if b.numel() else 0.0
-            differences.append((float("inf") if difference != difference else difference, f"{what} of {name}"))
+            differences.append((_known(difference), f"{what} of {name}"))
     return max(differences)
+
+
+def _known(difference: float) -> float:
+    """Infinity for what is no number, which no maximum would ever find."""
+    return float("inf") if difference != difference else difference
 
 
 # Which topologies.
@@ -259,7 +264,7 @@ def cases(ranks: int = 8) -> Iterator[Case]:
 
 def draw(choose: Callable[[Sequence[Any]], Any], ranks: int = 8) -> Case:
     """A topology, options and sizes at random: `choose` picks one of what it is given, the simplest first."""
-    tp = choose([1, 2, 3, 4])
+    tp = choose([n for n in (1, 2, 3, 4) if n <= ranks])
     pp = choose([n for n in (1, 2, 3, 4) if n * tp <= ranks])
     dp = choose([n for n in (1, 2, 3, 4) if n * tp * pp <= ranks])
     schedule = choose(["1f1b", "gpipe", "zb-h1", "naive", *(["interleaved"] if pp < 4 else [])])

@@ -1,0 +1,383 @@
+"""minipar beside what a user would pick instead, measured so that the machine's moods cancel.
+
+Idea    Two times taken one after the other compare the machine's moods as much as the programs. So both are built in
+        the same ranks and take steps in turn, minipar, peer, minipar, peer, a barrier before each; a step takes as
+        long as its slowest rank. Each pair gives a ratio, and the median of the ratios is the answer. First of all,
+        both must compute the same losses: a faster way to compute something else is no answer at all.
+
+            every rank   A B   A B   A B ...        A minipar, B peer, one pair after another
+            ratio        A/B   A/B   A/B            -> median
+
+Cost    Some four minutes on two cores. Nothing is sent but what the two sides send, and barriers between steps.
+Source  Georges et al. 2007, 'Statistically Rigorous Java Performance Evaluation', for medians of interleaved runs.
+Read    `peers.py` before: what minipar is compared with.
+
+Everything runs on the CPU with one thread a rank. Memory is measured in ranks of its own, where the other side has
+never been. Parallel efficiency is against one process on one core with the whole batch, timed among the pairs.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from minipar import launch, peers
+from minipar.batches import Batch, RandomBatches
+from minipar.comm import Message, Wire, describe
+from minipar.facts import Span
+from minipar.files import as_json, check_writable, write_whole
+from minipar.mesh import Mesh
+from minipar.model import GPTConfig
+from minipar.peers import WORKS, Work
+from minipar.train import Engine, TrainConfig
+
+SAME = 1e-4  # how far, relatively, the losses of both sides may lie apart
+CHECKED = 3  # steps whose losses are compared: the second and third depend on gradients and updates as well
+ALONE_EVERY = 3  # pairs between two steps of the one process
+START_RANKS, START_GOAL = 8, 0.25  # seconds
+RECORDING_GOAL = 0.02  # of a step
+MODEL = GPTConfig(layers=8, hidden=256, heads=8, vocab=4096, sequence=128)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is trained, and for how long. A pipeline cuts the batch into `micro_batches`, the others do not."""
+
+    model: GPTConfig = MODEL
+    batch: int = 8
+    micro_batches: int = 8
+    pairs: int = 15
+
+    def config(self, work: Work) -> TrainConfig:
+        return TrainConfig(
+            model=self.model,
+            global_batch=self.batch,
+            micro_batches=self.micro_batches if work.pp > 1 else 1,
+            schedule=work.schedule,
+            zero=work.zero,
+            warmup=0,
+            clip=0.0,
+        )
+
+    def batches(self) -> RandomBatches:
+        return RandomBatches(vocab=self.model.vocab, sequence=self.model.sequence, global_batch=self.batch)
+
+    def tiny(self) -> Settings:
+        """The same works over a model of next to no size, to have everything imported and set up."""
+        heads = self.model.heads
+        return replace(self, model=GPTConfig(layers=4, hidden=4 * heads, heads=heads, vocab=64, sequence=8))
+
+
+# On ranks.
+
+
+@dataclass
+class Laps:
+    """What one rank saw: losses of the first steps, seconds of the others, and what minipar recorded in a step."""
+
+    losses: list[float] = field(default_factory=list)
+    peer_losses: list[float | None] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    peer_seconds: list[float] = field(default_factory=list)
+    alone_seconds: dict[int, float] = field(default_factory=dict)  # by pair
+    records: int = 0
+    recording_seconds: float = 0.0
+    missing: str = ""
+
+
+def minipar_steps(mesh: Mesh, config: TrainConfig) -> tuple[Engine, Callable[[Batch], float]]:
+    """minipar's side: the engine, and its step."""
+    engine = Engine(mesh, config)
+    return engine, lambda batch: engine.step(batch).loss
+
+
+def rows_of(batches: RandomBatches, step: int, mesh: Mesh) -> Batch:
+    """This rank's rows of a global batch."""
+    rows = batches.global_batch // mesh.dp.size
+    return batches.rows(step, mesh.dp.rank * rows, (mesh.dp.rank + 1) * rows)
+
+
+def race(mesh: Mesh, work: Work, settings: Settings) -> Laps:
+    """Build both sides on this rank, compare their first losses, then let them take steps in turn."""
+    laps, config, batches = Laps(), settings.config(work), settings.batches()
+    try:
+        theirs = work.build(mesh, config)
+    except ImportError as error:
+        return Laps(missing=f"torch {torch.__version__} lacks it: {error}")
+    engine, ours = minipar_steps(mesh, config)
+    alone: peers.Step = peers.single(config) if mesh.rank == 0 else lambda batch: None
+    for step in range(CHECKED):
+        batch = rows_of(batches, step, mesh)
+        laps.losses.append(ours(batch))
+        loss = theirs(batch)
+        laps.peer_losses.append(None if loss is None else float(loss))
+        alone(batches[step])
+    gc.collect()
+    for pair in range(settings.pairs):
+        step, batch, whole = CHECKED + pair, rows_of(batches, CHECKED + pair, mesh), batches[CHECKED + pair]
+        laps.seconds.append(timed(mesh, ours, batch))
+        laps.peer_seconds.append(timed(mesh, theirs, batch))
+        if pair % ALONE_EVERY == 0:
+            laps.alone_seconds[pair] = timed(mesh, alone, whole)
+        mesh.world.wire.messages.clear()
+        engine.pipeline.spans.clear()
+    measure_recording(mesh, engine, lambda: ours(rows_of(batches, step, mesh)), laps)
+    return laps
+
+
+def timed(mesh: Mesh, step: Callable[[Batch], object], batch: Batch) -> float:
+    """Seconds of a step that all ranks begin together."""
+    mesh.world.barrier()
+    start = perf_counter()
+    step(batch)
+    return perf_counter() - start
+
+
+def measure_recording(mesh: Mesh, engine: Engine, step: Callable[[], object], laps: Laps) -> None:
+    """What it costs to record the messages and spans of a step: everything that is done for the record, done again
+    without the messages and the computing. The record can't be switched off, so there is no step without it."""
+    messages, spans = mesh.world.wire.messages, engine.pipeline.spans
+    messages.clear()
+    spans.clear()
+    step()
+    laps.records = len(messages) + len(spans)
+    laps.recording_seconds = median(record_again(mesh.world.wire, list(messages), list(spans)) for _ in range(20))
+
+
+def record_again(wire: Wire, messages: Sequence[Message], spans: Sequence[Span]) -> float:
+    """Seconds to record these."""
+    kept: list[Message | Span] = []
+    start = perf_counter()
+    for old in messages:
+        message = Message(old.op, old.group, old.tag, old.bytes, perf_counter(), old.peer)
+        kept.append(message)
+        wire.waiting(describe(message))
+        wire.waiting("")
+        message.finished = perf_counter()
+        message.waited += message.finished - message.launched
+    for span in spans:
+        kept.append(Span(span.rank, perf_counter(), perf_counter(), span.kind, span.stage, span.micro_batch))
+    return perf_counter() - start
+
+
+def peak_bytes(mesh: Mesh, work: Work, settings: Settings, ours: bool) -> int:
+    """By how many bytes this rank's memory grows, at its peak, when one side is built and takes three steps."""
+
+    def train(settings: Settings) -> None:
+        config, batches = settings.config(work), settings.batches()
+        step = minipar_steps(mesh, config)[1] if ours else work.build(mesh, config)
+        for number in range(3):
+            step(rows_of(batches, number, mesh))
+
+    train(settings.tiny())
+    gc.collect()
+    before = reset_peak()
+    train(settings)
+    return peak() - before
+
+
+def reset_peak() -> int:
+    """Start to look for a new peak of this process's resident memory; what it is now, in bytes."""
+    with suppress(OSError):  # where this is not Linux, the peak so far is what counts
+        Path("/proc/self/clear_refs").write_text("5")
+    return peak()
+
+
+def peak() -> int:
+    """The peak of this process's resident memory in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts bytes
+
+
+def first_message(group: Any) -> float:
+    """When this rank has its first answer from all others, on the clock that all processes share."""
+    group.all_reduce(torch.ones(1))
+    return perf_counter()
+
+
+# From outside.
+
+
+@dataclass
+class Bench:
+    """The rows of the table; what was left out, and why; seconds until 8 warm ranks have talked, if that was asked."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    start_seconds: float | None = None
+
+
+def run_bench(
+    settings: Settings | None = None,
+    works: Sequence[Work] = WORKS,
+    *,
+    show: Callable[[str], None] = lambda text: None,
+    start: bool = True,
+) -> Bench:
+    """Run the comparisons, and `show` each line of the table as soon as it is known."""
+    settings, bench = settings or Settings(), Bench()
+    show(heading(settings))
+    for work in works:
+        name = f"{work.name} on {work.ranks} ranks"
+        row = compare(work, settings)
+        if isinstance(row, str):
+            bench.skipped[name] = row
+            show(f"{work.name:<9}{work.ranks:>5}  skipped: {row}")
+        else:
+            bench.rows.append(row)
+            show(line(row))
+    if start:
+        bench.start_seconds = start_seconds()
+    show(notes(bench))
+    return bench
+
+
+def compare(work: Work, settings: Settings) -> dict[str, Any] | str:
+    """One row; or why there is none."""
+    with launch.World(work.mesh, backend="gloo", timeout=None) as world:
+        laps = world.run(race, work, settings)
+    if laps[0].missing:
+        return laps[0].missing
+    difference = loss_difference(laps)
+    if not difference <= SAME:
+        return f"computes another loss, by {difference:.1g} relative: {laps[0].losses} and {peer_losses(laps)}"
+    memory = []
+    for ours in (True, False):
+        with launch.World(work.mesh, backend="gloo", timeout=None) as world:
+            memory.append(max(world.run(peak_bytes, work, settings, ours)) / 1e6)
+    return {**figures(work, laps), "loss_difference": difference, "peak_mb": memory[0], "peer_peak_mb": memory[1]}
+
+
+def peer_losses(laps: Sequence[Laps]) -> list[float]:
+    """The peer's losses of the first steps: the mean over the ranks that see one."""
+    by_step = zip(*(lap.peer_losses for lap in laps), strict=True)
+    seen = [[loss for loss in losses if loss is not None] for losses in by_step]
+    return [sum(losses) / len(losses) for losses in seen]
+
+
+def loss_difference(laps: Sequence[Laps]) -> float:
+    """The largest relative difference between the losses of both sides in the first steps."""
+    return max(abs(a - b) / abs(b) for a, b in zip(laps[0].losses, peer_losses(laps), strict=True))
+
+
+def figures(work: Work, laps: Sequence[Laps]) -> dict[str, Any]:
+    """Medians over the pairs; a step takes as long as its slowest rank."""
+    ours = [max(seconds) for seconds in zip(*(lap.seconds for lap in laps), strict=True)]
+    theirs = [max(seconds) for seconds in zip(*(lap.peer_seconds for lap in laps), strict=True)]
+    alone = laps[0].alone_seconds
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    low, _, high = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return {
+        "work": work.name,
+        "peer": work.peer,
+        "ranks": work.ranks,
+        "ratio": median(ratios),
+        "goal": work.goal,
+        "met": median(ratios) <= work.goal,
+        "milliseconds": 1e3 * median(ours),
+        "peer_milliseconds": 1e3 * median(theirs),
+        "ratio_quartiles": [low, high],
+        "pairs": len(ratios),
+        "efficiency": median(seconds / (work.ranks * ours[pair]) for pair, seconds in alone.items()),
+        "single_milliseconds": 1e3 * median(alone.values()),
+        "records_per_step": max(lap.records for lap in laps),
+        "recording_share": max(lap.recording_seconds for lap in laps) / median(ours),
+    }
+
+
+def start_seconds(times: int = 5) -> float:
+    """From the call of `minipar.run` to the first answer that 8 ranks give each other, when the server is warm."""
+    launch.run(first_message, START_RANKS, backend="gloo")
+    seconds = []
+    for _ in range(times):
+        start = perf_counter()
+        seconds.append(max(launch.run(first_message, START_RANKS, backend="gloo")) - start)
+    return median(seconds)
+
+
+# Shown.
+
+
+def heading(settings: Settings) -> str:
+    """What is measured, and the head of the table."""
+    model = settings.model
+    return (
+        f"minipar beside torch {torch.__version__}: GPT, {model.layers} layers, hidden {model.hidden}, "
+        f"vocabulary {model.vocab},\nbatch {settings.batch} of {model.sequence} tokens, AdamW, float32, one thread a "
+        f"rank, {os.cpu_count()} cores. Steps taken in turn;\nmedians of {settings.pairs} pairs. "
+        "ratio = minipar / peer. efficiency is against one process.\n\n"
+        "work     ranks  minipar ms  peer ms  ratio  goal         peak MB  peer  efficiency"
+    )
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table, 80 columns."""
+    return (
+        f"{row['work']:<9}{row['ranks']:>5}{row['milliseconds']:>12.1f}{row['peer_milliseconds']:>9.1f}"
+        f"{row['ratio']:>7.2f}{row['goal']:>6.2f}  {'ok' if row['met'] else 'short':<5}"
+        f"{row['peak_mb']:>9.0f}{row['peer_peak_mb']:>6.0f}{row['efficiency']:>11.0%}"
+    )
+
+
+def notes(bench: Bench) -> str:
+    """What stands below the table."""
+    lines = [""]
+    names: dict[str, str] = {row["work"]: row["peer"] for row in bench.rows}
+    lines += [f"{work:<9}against {peer}" for work, peer in names.items()]
+    if bench.rows:
+        worst = max(row["loss_difference"] for row in bench.rows)
+        share = max(row["recording_share"] for row in bench.rows)
+        lines += [
+            f"Before timing, both sides gave the same losses for {CHECKED} steps, to {worst:.0e} relative",
+            f"(allowed: {SAME:.0e}). minipar also counts tokens and computes the gradient's norm.",
+            f"Recording messages and spans takes {share:.2%} of a step at most (goal {RECORDING_GOAL:.0%}): all that",
+            "is done for the record, timed by itself, since it cannot be switched off.",
+        ]
+    if bench.start_seconds is not None:
+        word = "ok" if bench.start_seconds <= START_GOAL else "short"
+        lines.append(
+            f"{START_RANKS} warm ranks have talked {bench.start_seconds:.2f} s after the call "
+            f"(goal {START_GOAL:.2f} s): {word}."
+        )
+    short = [f"{row['work']} on {row['ranks']} ranks" for row in bench.rows if not row["met"]]
+    return "\n".join([*lines, *([f"Short of the goal: {', '.join(short)}."] if short else [])])
+
+
+def chosen(only: str | None) -> list[Work]:
+    """The works that are named in "dp,tp,pp gpipe", each by its name or by its first word."""
+    if only is None:
+        return list(WORKS)
+    asked = [name.strip().replace("-", " ") for name in only.split(",")]
+    known = {name for work in WORKS for name in (work.name, work.name.split()[0])}
+    for name in asked:
+        if name not in known:
+            raise ValueError(f"unknown work {name!r}: choose from {', '.join(sorted(known))}")
+    return [work for work in WORKS if work.name in asked or work.name.split()[0] in asked]
+
+
+def command(options: Namespace) -> int:
+    """`minipar bench`: `options` has `only`, `pairs`, `report` and `json`."""
+    if launch.under_torchrun():
+        raise ValueError("minipar bench starts ranks of its own: call it without torchrun")
+    check_writable(options.report)
+    settings = replace(Settings(), pairs=options.pairs or Settings.pairs)
+    show: Callable[[str], None] = (lambda text: None) if options.json else lambda text: print(text, flush=True)
+    bench = run_bench(settings, chosen(options.only), show=show)
+    if options.report:
+        write_whole(options.report, as_json(bench.rows, indent=1))
+    if options.json:
+        print(as_json(bench.rows, indent=1), end="")
+    return 0
