@@ -27,6 +27,7 @@ from torch import Tensor
 from minipar import schedule as schedules
 from minipar import tp
 from minipar.batches import IGNORED
+from minipar.comm import Pending
 from minipar.dp import DataParallel
 from minipar.flat import Piece
 from minipar.mesh import Mesh
@@ -76,7 +77,7 @@ def check(config: TrainConfig, shape: dict[str, int]) -> None:
         faults.append(f"unknown precision {config.precision!r}: choose from {', '.join(DTYPES)}")
     if config.zero not in (0, 1, 2, 3):
         faults.append(f"ZeRO has no stage {config.zero}: choose 0 (off), 1, 2 or 3")
-    if not config.lr > 0 or config.clip < 0:
+    if not config.lr > 0 or not config.clip >= 0:
         faults.append(f"lr {config.lr:g} must be above 0 and clip {config.clip:g} not below")
     if not faults and config.global_batch % dp:
         faults.append(
@@ -193,20 +194,22 @@ class Engine:
     def step(self, batch: Any) -> StepResult:
         """Train on this replica's rows of a global batch: `.tokens`, `.targets` [rows, T] and `.samples` [rows]."""
         self.replicas.start(self.micro_batches)
-        count = (batch.targets != IGNORED).sum()
-        tokens = self.mesh.dp.all_reduce(count.to(torch.float64), tag="train.tokens").item()
-        scale = 1.0 / max(tokens, 1.0)
+        count = (batch.targets != IGNORED).sum().to(torch.float64)
+        counting = self.mesh.dp.all_reduce(count, tag="train.tokens", async_op=True)
+        scale = lambda: 1.0 / max(counting.wait().item(), 1.0)
         loss = self.pipeline.run(self._cut(batch), self._activation_shape(batch), scale)
         self.replicas.finish()
         self._sum_slices()
         self._sum_tied()
-        result = self._measure(loss * scale)
-        self._clip(result.gradient_norm)
+        measuring = self._measure(loss * scale())
+        if self.config.clip:
+            self._clip(measuring.wait()[1].sqrt().item())
         for options in self.optimizer.param_groups:
             options["lr"] = learning_rate(self.config, self.step_number)
         self.replicas.step(self.optimizer)
         self.step_number += 1
-        return result
+        mean_loss, squares = measuring.wait().tolist()
+        return StepResult(mean_loss, squares**0.5)
 
     def _cut(self, batch: Any) -> list[MicroBatch]:
         parts = (batch.tokens.chunk(self.micro_batches), batch.targets.chunk(self.micro_batches))
@@ -245,15 +248,14 @@ class Engine:
     def _tied_pieces(self) -> list[Piece]:
         return [piece for piece in self.replicas.pieces() if any(piece.parameter is copy for copy in self.tied)]
 
-    def _measure(self, loss: Tensor) -> StepResult:
-        """The loss and the gradient's norm of the whole model, the same on every rank: two numbers to all."""
+    def _measure(self, loss: Tensor) -> Pending:
+        """The loss and the squared norm of the whole gradient, on their way to every rank: `[2]`."""
         mesh = self.mesh
         own = [piece.gradient for piece in self.replicas.pieces() if self._counts(piece)]
         norms = torch._foreach_norm(own) if own else []
         squares = torch.stack(list(norms)).double().square().sum() if norms else torch.zeros((), dtype=torch.float64)
         totals = torch.stack([loss.double() if mesh.tp.rank == 0 else torch.zeros_like(loss), squares.to(loss.device)])
-        loss_sum, square_sum = mesh.world.all_reduce(totals, tag="train.loss and norm").tolist()
-        return StepResult(loss_sum, square_sum**0.5)
+        return mesh.world.all_reduce(totals, tag="train.loss and norm", async_op=True)
 
     def _counts(self, piece: Piece) -> bool:
         """Whether this rank speaks for the piece in the norm: of all ranks that hold it, exactly one does."""
@@ -265,7 +267,7 @@ class Engine:
 
     def _clip(self, norm: float) -> None:
         factor = self.config.clip / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
-        if self.config.clip and factor < 1:
+        if factor < 1:
             torch._foreach_mul_([piece.gradient for piece in self.replicas.pieces()], factor)
 
 

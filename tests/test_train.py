@@ -44,7 +44,7 @@ def norm_of_shards(mesh: Any, config: TrainConfig) -> float:
     """A split parameter with 3 on the first tp rank and 4 on the second, and a replicated one with 12."""
     engine = Engine(mesh, config)
     put(engine, {"blocks.0.mlp.up.weight": [3.0 + mesh.tp.rank], "blocks.2.norm1.weight": [12.0]})
-    return engine._measure(torch.zeros((), dtype=torch.float64)).gradient_norm
+    return engine._measure(torch.zeros((), dtype=torch.float64)).wait()[1].sqrt().item()
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -59,7 +59,7 @@ def norm_of_tied(mesh: Any, config: TrainConfig) -> float:
     engine = Engine(mesh, config)
     copies = {"embedding.word.weight": [3.0, 4.0], "head.output.weight": [3.0, 4.0]}
     put(engine, copies | {"blocks.1.norm1.bias": [12.0]})
-    return engine._measure(torch.zeros((), dtype=torch.float64)).gradient_norm
+    return engine._measure(torch.zeros((), dtype=torch.float64)).wait()[1].sqrt().item()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_norm_counts_tied_weights_once(shape: tuple[int, int], zero: int) ->
 def clip_to(mesh: Any, config: TrainConfig, values: list[float]) -> list[float]:
     engine = Engine(mesh, config)
     put(engine, {"blocks.0.norm1.weight": values})
-    engine._clip(engine._measure(torch.zeros((), dtype=torch.float64)).gradient_norm)
+    engine._clip(engine._measure(torch.zeros((), dtype=torch.float64)).wait()[1].sqrt().item())
     name = {id(parameter): name for name, parameter in engine.parameters().items()}
     pieces = {name[id(piece.parameter)]: piece.gradient for piece in engine.replicas.pieces()}
     return pieces["blocks.0.norm1.weight"][: len(values)].tolist()
@@ -276,6 +276,7 @@ def test_the_learning_rate_follows_half_a_cosine_down_to_a_tenth() -> None:
         ({"lr": 0.0}, (1, 1, 1), ["lr 0 must be above 0"]),
         ({"lr": float("nan")}, (1, 1, 1), ["lr nan must be above 0"]),
         ({"clip": -1.0}, (1, 1, 1), ["clip -1 not below"]),
+        ({"clip": float("nan")}, (1, 1, 1), ["clip nan not below"]),
         ({"micro_batches": 0}, (1, 1, 1), ["micro-batches 0: choose a whole number from 1"]),
         ({"steps": 0, "zero": 7}, (5, 1, 3), ["steps 0", "no stage 7", "2 heads", "3 layers"]),  # all that is wrong
     ],
