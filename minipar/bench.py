@@ -315,11 +315,11 @@ def heading(settings: Settings) -> str:
     """What is measured, and the head of the table."""
     model = settings.model
     return (
-        f"minipar beside torch {torch.__version__}: GPT, {model.layers} layers, hidden {model.hidden}, "
-        f"vocabulary {model.vocab},\nbatch {settings.batch} of {model.sequence} tokens, AdamW, float32, one thread a "
-        f"rank, {os.cpu_count()} cores. Steps taken in turn;\nmedians of {settings.pairs} pairs. "
-        "ratio = minipar / peer. efficiency is against one process.\n\n"
-        "work     ranks  minipar ms  peer ms  ratio  goal         peak MB  peer  efficiency"
+        f"minipar beside torch {torch.__version__}, {os.cpu_count()} cores, one thread a rank, steps in turn.\n"
+        f"GPT of {model.layers} layers, hidden {model.hidden}, vocabulary {model.vocab}; batch {settings.batch} x "
+        f"{model.sequence}, AdamW, float32.\n"
+        f"Medians of {settings.pairs} pairs; ratio = minipar / peer; efficiency against one process.\n\n"
+        "work     ranks  minipar ms  peer ms  ratio  goal        peak MB  peer efficiency"
     )
 
 
@@ -328,7 +328,7 @@ def line(row: dict[str, Any]) -> str:
     return (
         f"{row['work']:<9}{row['ranks']:>5}{row['milliseconds']:>12.1f}{row['peer_milliseconds']:>9.1f}"
         f"{row['ratio']:>7.2f}{row['goal']:>6.2f}  {'ok' if row['met'] else 'short':<5}"
-        f"{row['peak_mb']:>9.0f}{row['peer_peak_mb']:>6.0f}{row['efficiency']:>11.0%}"
+        f"{row['peak_mb']:>8.0f}{row['peer_peak_mb']:>6.0f}{row['efficiency']:>11.0%}"
     )
 
 

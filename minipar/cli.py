@@ -14,19 +14,19 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
-from importlib.metadata import version
-from time import sleep
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
+from minipar import launch
+from minipar.arguments import LARGEST, PROGRAM, Parser, complain, in_torchrun, number
 from minipar.files import as_json, check_writable, write_whole
-
-PROGRAM = "minipar"
-PATIENCE = 10.0  # seconds in which torchrun, once the first rank has failed, ends the others
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit."""
     open_streams()
+    if launch.under_torchrun():
+        launch.end_with_torchrun()
     options = build_parser().parse_args(arguments)
     sys.exit(guarded(options.command, options))
 
@@ -99,60 +99,24 @@ def open_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def in_torchrun() -> bool:
-    """Whether torchrun has started this process, as one of its ranks."""
-    return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys()
-
-
-def complain(text: str) -> None:
-    """Say it on standard error: once on each machine, though torchrun's ranks mostly fail all alike. The first speaks,
-    and when it has ended, torchrun ends the others. One that is still there then has failed alone, and speaks."""
-    if in_torchrun() and os.environ["LOCAL_RANK"] != "0":
-        sleep(PATIENCE)
-    print(text, file=sys.stderr, flush=True)
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, whose complaints are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with exit code 2."""
-        complain(f"{self.prog}: {message} (see {self.prog} --help)")
-        sys.exit(2)
+def own_version() -> str:
+    """The version that is installed."""
+    try:
+        return version(PROGRAM)
+    except PackageNotFoundError:  # it runs from a checkout
+        return "0"
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = Parser(prog=PROGRAM, description="Distributed training on real ranks, on one laptop or on many GPUs.")
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {version(PROGRAM)}")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {own_version()}")
     commands = parser.add_subparsers(dest="name", required=True, metavar="COMMAND", parser_class=Parser)
     add_train(commands)
     add_verify(commands)
     add_bench(commands)
     add_doctor(commands)
     return parser
-
-
-LARGEST = 2**31 - 1  # of numbers that have no smaller limit
-
-
-def number(low: float, kind: Callable[[str], Any] = int, high: int = LARGEST) -> Callable[[str], Any]:
-    """An argparse type: a number from `low` to `high`, or any that is not infinite."""
-
-    def read(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            shown = repr(text if len(text) < 40 else text[:40] + "...")
-            raise argparse.ArgumentTypeError(f"{shown} is not a {'whole ' if kind is int else ''}number") from None
-        if not low <= value < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text} is out of range: choose from {low:g} up")
-        if kind is int and value > high:
-            raise argparse.ArgumentTypeError(f"{text} is out of range: choose from {low:g} to {high:,}")
-        return value
-
-    read.__name__ = "number"
-    return read
 
 
 # minipar train

@@ -426,4 +426,7 @@ def device_mesh(shape: Sequence[int], names: Sequence[str], device_type: str) ->
 def mesh_group(mesh: DeviceMesh, name: str, wire: Wire) -> Group:
     """The group of this rank along dimension `name` of the mesh."""
     handle = mesh.get_group(name)
+    if handle is dist.group.WORLD and mesh.size() > 1:
+        # An axis that spans all ranks gets the world's own group from torch: messages of the two would mix.
+        handle = dist.new_group(timeout=FOREVER)
     return Group(handle, name, dist.get_process_group_ranks(handle), mesh.get_local_rank(name), wire)

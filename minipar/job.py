@@ -154,7 +154,7 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
     first = mesh.dp.rank * rows
     wire.messages.clear()
     meter = trace.ActivationMeter(engine.parameters().values())
-    facts = report.RankFacts([], [], [], time.time() - started, [], [], {}, Footprint(), 0, 0)
+    facts = report.RankFacts([], [], [], time.time() - started, [], [], [], {}, Footprint(), 0, 0)
     say({"event": "start", "seconds": facts.startup_seconds, "begin": begin, "steps": config.steps})
     for step in range(begin, config.steps):
         start = perf_counter()

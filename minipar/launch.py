@@ -21,6 +21,8 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -258,7 +260,22 @@ def adopt(ranks: int | Mesh, backend: str, check: bool) -> Any:
         backend = comm.choose_backend(local, backend)
         group = comm.connect(int(os.environ["RANK"]), size, backend=backend, local_rank=int(os.environ["LOCAL_RANK"]))
         atexit.register(comm.disconnect)
+        end_with_torchrun()
     group.wire.messages.clear()
     group.wire.state = SimpleNamespace()
     group.wire.check = check
     return group if isinstance(ranks, int) else ranks.on(group)
+
+
+def end_with_torchrun() -> None:
+    """From now on, end this process within a second of its parent's end: torchrun, when killed, leaves its ranks."""
+    name = "watch torchrun"
+    if all(thread.name != name for thread in threading.enumerate()):
+        threading.Thread(target=end_with, args=(os.getppid(),), name=name, daemon=True).start()
+
+
+def end_with(parent: int) -> None:
+    """Wait until the parent is another one, and end."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -154,7 +154,7 @@ class ThreeProjections(nn.Module):
             layer(x).view(B, T, -1, self.head_size).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )  # [B, H/tp, T, D/H]
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(B, T, -1))  # type: ignore[no-any-return]
+        return self.out(mixed.transpose(1, 2).reshape(B, T, -1))
 
 
 def dtensor(mesh: Mesh, config: TrainConfig) -> Step:
@@ -169,7 +169,7 @@ def dtensor(mesh: Mesh, config: TrainConfig) -> Step:
         "head.output": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
     }
     for name, block in model.blocks.items():
-        block.attention = ThreeProjections(block.attention, config.model)
+        block.attention = ThreeProjections(cast(Attention, block.attention), config.model)
         columns, rows = ("attention.query", "attention.key", "attention.value", "mlp.up"), ("attention.out", "mlp.down")
         plan |= {f"blocks.{name}.{layer}": ColwiseParallel() for layer in columns}
         plan |= {f"blocks.{name}.{layer}": RowwiseParallel() for layer in rows}

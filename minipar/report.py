@@ -223,8 +223,8 @@ def show(report: dict[str, Any], console: Console) -> None:
     )
     if mesh["pp"] > 1:
         console.print(
-            f"bubble {bubble['measured']:.0%} of the busy time; simulated from the stages' times "
-            f"{bubble['predicted']:.0%}, equal stages {bubble['ideal']:.0%}"
+            f"bubble {bubble['measured']:.0%} of busy time; from the stages' own times {bubble['predicted']:.0%}, "
+            f"with equal stages {bubble['ideal']:.0%}"
         )
     console.print()
     _show_messages(report, console)

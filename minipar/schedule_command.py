@@ -40,11 +40,13 @@ EXAMPLE = "rank 0  F0 F1 B0 B1"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `minipar schedule`."""
-    from minipar.cli import number
+    from minipar.arguments import number
 
     parser.add_argument("schedule", nargs="?", help=f"which to draw: {', '.join(schedules.NAMES)}")
     parser.add_argument("--compare", metavar="NAMES", help="a table of several, by comma: gpipe,1f1b,interleaved,zb-h1")
-    parser.add_argument("--file", help="your own: a row for each rank, such as 'rank 0  F0 F1 B0 B1'; - reads the input")
+    parser.add_argument(
+        "--file", help="your own: a row for each rank, such as 'rank 0  F0 F1 B0 B1'; - reads the input"
+    )
     shape = parser.add_argument_group("the pipeline")
     shape.add_argument("--stages", type=number(1, high=1024), help="ranks of the pipeline (default 4)")
     shape.add_argument("--micro-batches", type=number(1, high=100_000), help="parts of the batch (default 8)")
@@ -134,7 +136,9 @@ def read_file(options: argparse.Namespace) -> Schedule:
     path = options.file
     data = sys.stdin.buffer.read(LARGEST_FILE + 1) if path == "-" else read_bytes(path)
     if len(data) > LARGEST_FILE:
-        raise ValueError(f"{path} has more than {units.size(LARGEST_FILE)}: name the text of a schedule, like {EXAMPLE!r}")
+        raise ValueError(
+            f"{path} has more than {units.size(LARGEST_FILE)}: name the text of a schedule, like {EXAMPLE!r}"
+        )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -215,7 +219,8 @@ def show(runs: list[Run], options: argparse.Namespace) -> None:
     """The answer for people, on a terminal in colour and as wide as it is, elsewhere in 80 columns."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else terminal.COLUMNS)
     if options.compare:
-        console.print(message(runs), table(runs), sep="\n\n")
+        console.print(message(runs) + "\n", markup=False)
+        console.print(table(runs))
     else:
         console.print(coloured(runs[0], min(console.width, 200)), soft_wrap=True)
     for path in filter(None, (options.svg, options.png, options.html)):

@@ -295,6 +295,7 @@ def draw(choose: Callable[[Sequence[Any]], Any], ranks: int = 8) -> Case:
         zero=choose([0, 1, 2, 3]),
         sequence_parallel=sequence_parallel,
         clip=choose([0.0, 0.3, 1e6]),
+        lr=1e-3,  # ten times that is chaos on so few tokens: rounding grows a hundred thousand fold in 20 steps
         bucket_bytes=choose([8 << 20, 1000, 1]),
         seed=choose([0, 1]),
     )

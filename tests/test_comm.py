@@ -408,6 +408,24 @@ def test_all_groups_of_a_rank_share_one_record_and_messages_name_their_group() -
     assert seen == [([("dp", "all_reduce"), ("tp", "all_reduce"), ("world", "all_reduce")], 3)] * 4
 
 
+def two_groups_over_the_same_ranks(mesh: Any) -> list[float]:
+    """Rank 0 speaks first in the world, rank 1 first in the pipeline: each group has an order of its own."""
+    one, two = torch.tensor(1.0), torch.tensor(2.0)
+    world, axis = mesh.world, mesh.pp
+    sums = {}
+    for group in (world, axis) if mesh.rank == 0 else (axis, world):
+        sums[group.name] = group.all_reduce(torch.tensor(1.0 if group is world else 10.0), async_op=True)
+    if mesh.rank == 0:
+        pending = [world.send(one, 1, async_op=True), axis.send(two, 1, async_op=True)]
+    else:
+        pending = [group.recv(torch.zeros(()), 0, async_op=True) for group in (axis, world)][::-1]
+    return [float(answer.wait()) for answer in (*pending, sums["world"], sums["pp"])]
+
+
+def test_messages_of_two_groups_over_the_same_ranks_do_not_mix() -> None:
+    assert minipar.run(two_groups_over_the_same_ranks, plan(pp=2)) == [[1.0, 2.0, 2.0, 20.0]] * 2
+
+
 def test_a_message_describes_itself_for_people() -> None:
     assert describe(Message("all_reduce", "dp", "dp.grad bucket 3", 4096, 0.0)) == (
         "all_reduce of 4096 bytes in dp (dp.grad bucket 3)"

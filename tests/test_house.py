@@ -24,6 +24,7 @@ TALKS = {
 LONGEST_FILE, LONGEST_FUNCTION = 400, 45  # lines
 LONG: set[str] = set()  # exceptions, if there must be any: "file" or "file.function"
 
+
 def name_of(file: Path) -> str:
     """minipar/show/svg.py -> "show/svg"."""
     return file.relative_to(HOUSE).as_posix().removesuffix(".py")
@@ -41,18 +42,27 @@ def imports(node: ast.AST) -> list[str]:
         if isinstance(child, ast.Import):
             found += [alias.name for alias in child.names]
         elif isinstance(child, ast.ImportFrom):
-            found += [f"{child.module}.{alias.name}" for alias in child.names] + [str(child.module)]
+            found += [f"{child.module}.{alias.name}" for alias in child.names]
         elif not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
             found += imports(child)
     return found
 
 
+def home(name: str) -> str:
+    """The file that a dotted name leads to: minipar.show.svg.Sheet -> "show/svg"."""
+    parts = name.split(".")[1:]
+    while parts and not (HOUSE / "/".join(parts)).with_suffix(".py").exists():
+        if (HOUSE / "/".join(parts) / "__init__.py").exists():
+            return "/".join([*parts, "__init__"])
+        parts.pop()
+    return "/".join(parts) or "__init__"
+
+
 @cache
 def neighbours(module: str) -> frozenset[str]:
     """The files of minipar that this one imports."""
-    names = [name.split(".")[1:] for name in imports(tree(HOUSE / f"{module}.py")) if name.startswith("minipar.")]
-    paths = {"/".join(name) for name in names} | {"/".join([*name, "__init__"]) for name in names}
-    return frozenset(path for path in paths if (HOUSE / f"{path}.py").exists())
+    names = imports(tree(HOUSE / f"{module}.py"))
+    return frozenset(home(name) for name in names if name.startswith("minipar."))
 
 
 def reach(module: str) -> set[str]:
@@ -193,10 +203,14 @@ def test_types_are_right() -> None:
 def test_the_commands_of_the_readme_are_those_that_ci_runs() -> None:
     told = re.findall(r"^```\n(.*\.venv/bin/pip install.*)\n```$", readme(), re.MULTILINE)
     run = re.findall(r"^time \((.*)\)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
-    assert told == run == [
-        "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/minipar train",
-        ".venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest",
-    ]
+    assert (
+        told
+        == run
+        == [
+            "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/minipar train",
+            ".venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest",
+        ]
+    )
 
 
 def test_links_and_pictures_of_the_readme_exist() -> None:

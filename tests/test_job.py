@@ -133,7 +133,8 @@ class Run:
     def starts(self) -> bool:
         """Whether the server is there, and loads torch."""
         with suppress(psutil.Error):
-            return any(process.memory_info().rss > 40e6 for process in self.others())
+            servers = [process for process in self.others() if "forkserver" in " ".join(process.cmdline())]
+            return any(process.memory_info().rss > 40e6 for process in servers)
         return False
 
     def ends(self, seconds: float) -> int:

@@ -1,1 +1,76 @@
-"""Pictures."""
+"""Drawings and widgets over schedules, timelines, meshes, memory and matrices.
+
+    from minipar import show
+    show.timeline(timeline, "1F1B")            one step: lanes, bubble, phases, memory
+    show.compare([a, b], titles=["GPipe", "ZB-H1"])          several on one time axis
+    show.overlay(measured, predicted)          what happened, over what was predicted
+    show.animate(schedule, send=0.2)           plays, also in a page without a kernel
+    show.explorer()                            sliders, in a notebook
+    show.mesh(mesh, traffic)                   which rank is where, and what its links carry
+    show.memory(rows)                          bars by rank and account
+    show.columns(W, x), show.rows(W, x), show.heads()        a product cut over ranks, with its numbers
+
+Idea    All of them return a `Drawing`: it shows itself in a notebook, `save`s itself as .svg, .png or .html, and says
+        in words what there is to see. Nothing here knows whether a timeline was predicted or measured.
+Cost    No torch and no plotting library: pictures are written as text. A PNG needs resvg-py, the explorer ipywidgets.
+Read    `palette.py`, `svg.py` and `drawing.py` for the ground; then `timelines.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minipar.show.animation import animate
+    from minipar.show.cuts import columns, heads, rows
+    from minipar.show.drawing import Drawing
+    from minipar.show.memories import memory
+    from minipar.show.meshes import mesh
+    from minipar.show.overlays import overlay, report_picture
+    from minipar.show.perfetto import trace_json
+    from minipar.show.terminal import text
+    from minipar.show.timelines import compare, timeline
+    from minipar.show.widgets import explorer
+
+__all__ = [
+    "Drawing",
+    "animate",
+    "columns",
+    "compare",
+    "explorer",
+    "heads",
+    "memory",
+    "mesh",
+    "overlay",
+    "report_picture",
+    "rows",
+    "text",
+    "timeline",
+    "trace_json",
+]
+
+_HOMES = {
+    "animation": ("animate",),
+    "cuts": ("columns", "heads", "rows"),
+    "drawing": ("Drawing",),
+    "memories": ("memory",),
+    "meshes": ("mesh",),
+    "overlays": ("overlay", "report_picture"),
+    "perfetto": ("trace_json",),
+    "terminal": ("text",),
+    "timelines": ("compare", "timeline"),
+    "widgets": ("explorer",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when they are first asked for."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"minipar.show.{home}"), name)
+    raise AttributeError(f"module 'minipar.show' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

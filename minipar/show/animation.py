@@ -25,7 +25,7 @@ LASTS = 12.0  # seconds that a step plays
 JUMPS = 60  # at most so many presses of an arrow key from one end to the other
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Animation(Drawing):
     """A drawing that also plays: `html` has its controls; `svg` is the still picture."""
 
@@ -90,7 +90,8 @@ def _draw_moving_parts(drawn: Picture, shown: Timeline) -> None:
     top, height = drawn.lanes[0].y - 4, drawn.bottom - drawn.lanes[0].y + 4
     right = drawn.scale.right
     drawn.sheet.write(
-        f'<rect class="veil" x="{right:g}" y="{top:g}" width="0" height="{height:g}" fill="{PAPER}" fill-opacity="0.86"/>'
+        f'<rect class="veil" x="{right:g}" y="{top:g}" width="0" height="{height:g}" fill="{PAPER}" '
+        'fill-opacity="0.86"/>'
     )
     for lane in drawn.lanes:
         drawn.sheet.write(

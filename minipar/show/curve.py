@@ -13,13 +13,14 @@ from minipar.show.axis import TimeScale
 from minipar.show.palette import CURVE, GRID, INK, MUTED, mix
 from minipar.show.svg import Sheet
 
-
 HEADING = 18
 
 
 def row(ranks: int) -> tuple[float, float]:
     """The height of a curve, and the gap below it."""
-    return next((height, gap) for most, height, gap in ((4, 22, 4), (8, 17, 4), (16, 12, 4), (10**9, 7, 2)) if ranks <= most)
+    return next(
+        (height, gap) for most, height, gap in ((4, 22, 4), (8, 17, 4), (16, 12, 4), (10**9, 7, 2)) if ranks <= most
+    )
 
 
 def curves_height(ranks: int) -> float:
@@ -36,6 +37,7 @@ def heading(timeline: Timeline, activation_bytes: float | None) -> str:
 
 
 def amount(value: float, activation_bytes: float | None) -> str:
+    """What is held, as a number of micro-batches or as bytes."""
     return units.size(value) if activation_bytes else units.plain(value)
 
 

@@ -28,9 +28,10 @@ from minipar.show.matrices import (
     draw_matrix,
     draw_sign,
     multiply,
+    sign_width,
 )
 from minipar.show.palette import INK, MUTED, RANKS
-from minipar.show.svg import BOLD, Sheet, text_width
+from minipar.show.svg import BOLD, TIMES, Sheet, text_width
 from minipar.show.timelines import MARGIN, draw_title
 
 X = [[1, 2, 0, 1], [0, 1, 3, 2]]
@@ -41,7 +42,7 @@ KEYS = [[0, 1, 1, 0], [1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]]
 VALUES = [[1, 2, 0, 1], [0, 1, 2, 0], [2, 0, 1, 1], [1, 1, 0, 2]]
 SHARED = "#eceef1"  # what every rank has, and what is nobody's alone
 
-LEFT = 116
+LEFT = 132  # room for "rank 0, head 0"
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,11 @@ def columns(W: Matrix = W, x: Matrix = X, ranks: int = 2, *, title: str = "") ->
     owner = lambda i, j: RANKS[next(r for r, (start, end) in enumerate(shares) if start <= j < end)]
     whole = multiply(x, W)
     pieces = [multiply(x, columns_of(W, *share)) for share in shares]
-    lines = [Line("One process", [Term(x, "x", _shared, "×"), Term(W, "W", owner, "="), Term(whole, "y", owner)])]
+    lines = [Line("One process", [Term(x, "x", _shared, TIMES), Term(W, "W", owner, "="), Term(whole, "y", owner)])]
     for rank, (share, piece) in enumerate(zip(shares, pieces, strict=True)):
         own, span = _own(rank), _span(share)
         terms = [
-            Term(x, "x, all of it", _shared, "×"),
+            Term(x, "x, all of it", _shared, TIMES),
             Term(columns_of(W, *share), f"W, columns {span}", own, "="),
             Term(piece, f"y, columns {span}", own),
         ]
@@ -84,7 +85,9 @@ def columns(W: Matrix = W, x: Matrix = X, ranks: int = 2, *, title: str = "") ->
     together = [Term(piece, f"of rank {rank}", _own(rank), "|") for rank, piece in enumerate(pieces)]
     note = "beside each other: no sum, and until somebody needs all of y, no message"
     lines.append(Line("Together", [*_closed(together), Term(beside(*pieces), "y", owner)], note))
-    title = title or f"Cut by columns: each of {ranks} ranks makes {_share(shares, 'column')} of y, and nothing is summed"
+    title = (
+        title or f"Cut by columns: each of {ranks} ranks makes {_share(shares, 'column')} of y, and nothing is summed"
+    )
     return _picture(title, lines)
 
 
@@ -94,12 +97,16 @@ def rows(W: Matrix = W, x: Matrix = X, ranks: int = 2, *, title: str = "") -> Dr
     part = lambda k: RANKS[next(r for r, (start, end) in enumerate(shares) if start <= k < end)]
     whole = multiply(x, W)
     pieces = [multiply(columns_of(x, *share), W[slice(*share)]) for share in shares]
-    first = [Term(x, "x", lambda i, j: part(j), "×"), Term(W, "W", lambda i, j: part(i), "="), Term(whole, "y", _shared)]
+    first = [
+        Term(x, "x", lambda i, j: part(j), TIMES),
+        Term(W, "W", lambda i, j: part(i), "="),
+        Term(whole, "y", _shared),
+    ]
     lines = [Line("One process", first)]
     for rank, (share, piece) in enumerate(zip(shares, pieces, strict=True)):
         own, span = _own(rank), _span(share)
         terms = [
-            Term(columns_of(x, *share), f"x, columns {span}", own, "×"),
+            Term(columns_of(x, *share), f"x, columns {span}", own, TIMES),
             Term(W[slice(*share)], f"W, rows {span}", own, "="),
             Term(piece, "a part of the sum", own),
         ]
@@ -141,7 +148,7 @@ def heads(
                 Term(q, "q", own, ""),
                 Term(k, "k", own, ""),
                 Term(v, "v", own, "→"),
-                Term(weights, "who looks at whom", own, "× v ="),
+                Term(weights, "who looks at whom", own, f"{TIMES} v ="),
                 Term(outputs[-1], f"out of head {head}", own),
             ]
             lines.append(Line(f"rank {rank}, head {head}", terms))
@@ -171,7 +178,7 @@ def _closed(terms: list[Term]) -> list[Term]:
 
 def _span(share: tuple[int, int]) -> str:
     start, end = share
-    return str(start) if end - start == 1 else f"{start} to {end - 1}"
+    return f"{start} to {end - 1}" if end - start > 2 else ", ".join(map(str, range(start, end)))
 
 
 def _share(shares: list[tuple[int, int]], noun: str) -> str:
@@ -197,12 +204,12 @@ def _shares(weights: Matrix, x: Matrix, ranks: int, parts: int, what: str) -> li
 def _picture(title: str, lines: Sequence[Line]) -> Drawing:
     """The equations below each other."""
     widths = [_line_width(line) for line in lines]
-    sheet = Sheet(max(560, LEFT + max(widths) + MARGIN))
+    sheet = Sheet(max(740, LEFT + max(widths) + MARGIN))
     y = draw_title(sheet, title) + 26
     for number, line in enumerate(lines):
         if number == len(lines) - 1:
-            sheet.line(MARGIN, y - 28, sheet.width - MARGIN, y - 28, MUTED, 0.8)
-            y += 8
+            sheet.line(MARGIN, y - 22, sheet.width - MARGIN, y - 22, MUTED, 0.8)
+            y += 14
         y = _draw_line(sheet, line, y) + 40
     sheet.height = y - 24
     said = " ".join(_in_words(line) for line in lines)
@@ -211,7 +218,7 @@ def _picture(title: str, lines: Sequence[Line]) -> Drawing:
 
 def _line_width(line: Line) -> float:
     cell = cell_width(*(term.matrix for term in line.terms))
-    return max(sum(len(t.matrix[0]) * cell + 44 for t in line.terms), text_width(line.note, 12))
+    return max(sum(len(t.matrix[0]) * cell + sign_width(t.sign) for t in line.terms), text_width(line.note, 12))
 
 
 def _draw_line(sheet: Sheet, line: Line, y: float) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from minipar.facts import Kind, Span, Timeline
 from minipar.show import palette, reading, units
@@ -34,7 +35,9 @@ def check_size(*timelines: Timeline) -> None:
     """Raise `ValueError` for more boxes than a page can show."""
     boxes = sum(len(timeline.spans) for timeline in timelines)
     if boxes > MOST_BOXES:
-        raise ValueError(f"{boxes:,} actions are too many for one drawing: draw at most {MOST_BOXES:,}, with fewer micro-batches")
+        raise ValueError(
+            f"{boxes:,} actions are too many for one drawing: draw at most {MOST_BOXES:,}, with fewer micro-batches"
+        )
 
 
 def lane_height(ranks: int) -> float:
@@ -76,6 +79,7 @@ def draw_boxes(
     """All actions, those of one kind together."""
     chunks, ranks = reading.chunks(timeline), timeline.ranks
     tips = tips and len(timeline.spans) <= TIPS
+    raised = min(4.0, 1.4 * (chunks - 1))  # numbers, above the lines
     shrink = min(1.0, 0.1 * _narrowest(timeline, scale))
     for kind in Kind:
         spans = [span for span in timeline.spans if span.kind is kind]
@@ -93,7 +97,7 @@ def draw_boxes(
             _draw_stripes(sheet, spans, lanes, scale, shrink)
         if chunks > 1:
             _draw_chunk_lines(sheet, spans, lanes, scale, ranks, ink)
-        _draw_numbers(sheet, spans, lanes, scale, ink, letters)
+        _draw_numbers(sheet, spans, [Lane(lane.y - raised, lane.height) for lane in lanes], scale, ink, letters)
 
 
 def _narrowest(timeline: Timeline, scale: TimeScale) -> float:
@@ -165,9 +169,8 @@ def draw_labels(sheet: Sheet, timeline: Timeline, lanes: list[Lane], right: floa
     chunks, ranks = reading.chunks(timeline), timeline.ranks
     for rank, lane in enumerate(lanes):
         own = [str(rank + chunk * ranks) for chunk in range(chunks)]
-        stages = f"stage {own[0]}" if chunks == 1 else f"stages {', '.join(own)}"
-        if chunks > 4:
-            stages = f"stages {own[0]} to {own[-1]}"
+        shown = ", ".join(own) if chunks < 4 else f"{own[0]}, {own[1]}..{own[-1]}"
+        stages = f"stage{'s' if chunks > 1 else ''} {shown}"
         middle = lane.y + lane.height / 2
         if lane.height >= 24:
             sheet.text(right, middle - 1, f"rank {rank}", 12, INK, "end", BOLD)
@@ -185,12 +188,12 @@ def draw_phases(sheet: Sheet, timeline: Timeline, lanes: list[Lane], scale: Time
     for lane, phase in zip(lanes, phases, strict=True):
         y = lane.y + lane.height + 3
         marks = (phase.begin, phase.steady, phase.cooling, phase.end)
-        for (start, end), dash in zip(zip(marks, marks[1:], strict=False), PHASES.values(), strict=True):
+        for (start, end), dash in zip(pairwise(marks), PHASES.values(), strict=True):
             if end > start:
                 sheet.line(scale.x(start) + 1, y, scale.x(end) - 2, y, MUTED, 1.8, dash)
     sheet.write("</g>")
     marks = (phases[0].begin, phases[0].steady, phases[0].cooling, phases[0].end)
-    for word, start, end in zip(PHASES, marks, marks[1:], strict=False):
+    for word, (start, end) in zip(PHASES, pairwise(marks), strict=True):
         if scale.x(end) - scale.x(start) > text_width(word, 11) + 4:
             sheet.text((scale.x(start) + scale.x(end)) / 2, lanes[0].y - 5, word, 11, MUTED, "middle")
     return True

@@ -1,8 +1,13 @@
-"""What the colours and patterns mean: a row of samples above the data."""
+"""What the colours and patterns mean: a row of samples above the data.
+
+Idea    A legend shows only what is in the picture, outside of the data, and in the order in which it is looked for.
+Read    `lanes.py`, whose boxes and lines these are samples of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from minipar.facts import Kind, Timeline
 from minipar.show import palette, reading
@@ -10,39 +15,39 @@ from minipar.show.lanes import PHASES
 from minipar.show.palette import HATCH, IDLE, INK, MUTED
 from minipar.show.svg import Sheet, hatching, text_width
 
-SWATCH = 20
+SWATCH, GAP, LINE = 20, 14, 20
+Sample = Callable[[Sheet, float, float], None]  # drawn at (x, y)
 
 
-def draw_legend(sheet: Sheet, timelines: Iterable[Timeline], x: float, y: float, phases: bool = False) -> None:
-    """Samples of what these timelines contain, on one line that begins at (x, y)."""
-    shown = list(timelines)
-    kinds = [kind for kind in Kind if any(span.kind is kind for timeline in shown for span in timeline.spans)]
-    for kind in kinds:
-        _draw_box(sheet, kind, x, y)
-        x = _say(sheet, _meaning(kind, shown), x + SWATCH + 6, y)
-    sheet.rect(x, y, SWATCH, 12, IDLE)
-    sheet.path(hatching(x, y, SWATCH, 12), HATCH)
-    x = _say(sheet, "idle", x + SWATCH + 6, y)
-    chunks = max(map(reading.chunks, shown))
+def draw_legend(sheet: Sheet, timelines: Sequence[Timeline], x: float, y: float, phases: bool = False) -> float:
+    """Samples of what these timelines contain, from (x, y) on; returns where the next thing may begin."""
+    at = x
+    for sample, words in samples(timelines, phases):
+        width = SWATCH + 6 + text_width(words, 11)
+        if at + width > sheet.width - x and at > x:
+            at, y = x, y + LINE
+        sample(sheet, at, y)
+        sheet.text(at + SWATCH + 6, y + 10, words, 11, MUTED)
+        at += width + GAP
+    return y + LINE
+
+
+def samples(timelines: Sequence[Timeline], phases: bool) -> list[tuple[Sample, str]]:
+    """What is to be explained."""
+    found: list[tuple[Sample, str]] = [
+        (partial(_box, kind), _meaning(kind, timelines))
+        for kind in Kind
+        if any(span.kind is kind for timeline in timelines for span in timeline.spans)
+    ]
+    found.append((_idle, "idle"))
+    chunks = max(map(reading.chunks, timelines))
     if chunks > 1:
-        sheet.rect(x, y, SWATCH, 12, palette.fill(Kind.FORWARD, 1, chunks))
-        sheet.path(f"M{x + 3:.1f} {y + 9:.1f}h{SWATCH - 6}", INK, 1.2)
         more = ", two lines: the third, and so on" if chunks > 2 else ""
-        x = _say(sheet, f"underlined: the rank's second stage{more}", x + SWATCH + 6, y)
-    if phases:
-        for word, dash in PHASES.items():
-            sheet.line(x, y + 6, x + SWATCH + 4, y + 6, MUTED, 1.8, dash)
-            x = _say(sheet, word, x + SWATCH + 10, y)
+        found.append((partial(_chunk, chunks), f"underlined: the rank's second stage{more}"))
+    return found + [(partial(_phase, dash), word) for word, dash in PHASES.items() if phases]
 
 
-def _draw_box(sheet: Sheet, kind: Kind, x: float, y: float) -> None:
-    sheet.rect(x, y, SWATCH, 12, palette.FILL[kind])
-    if kind is Kind.WEIGHT:
-        marks = "".join(f"M{x + 2 + 4 * i:.1f} {edge:.1f}l2 4" for i in range(4) for edge in (y, y + 8))
-        sheet.path(marks, "#ffffff", 1.2)
-
-
-def _meaning(kind: Kind, timelines: list[Timeline]) -> str:
+def _meaning(kind: Kind, timelines: Sequence[Timeline]) -> str:
     """A backward is both gradients, or only that of the input where the weights' is an action of its own."""
     split = [reading.splits_backward(timeline) for timeline in timelines]
     if kind is Kind.BACKWARD and all(split):
@@ -52,6 +57,22 @@ def _meaning(kind: Kind, timelines: list[Timeline]) -> str:
     return palette.WORDS[kind]
 
 
-def _say(sheet: Sheet, text: str, x: float, y: float) -> float:
-    sheet.text(x, y + 10, text, 11, MUTED)
-    return x + text_width(text, 11) + 14
+def _box(kind: Kind, sheet: Sheet, x: float, y: float) -> None:
+    sheet.rect(x, y, SWATCH, 12, palette.FILL[kind])
+    if kind is Kind.WEIGHT:
+        marks = "".join(f"M{x + 2 + 4 * i:.1f} {edge:.1f}l2 4" for i in range(4) for edge in (y, y + 8))
+        sheet.path(marks, "#ffffff", 1.2)
+
+
+def _idle(sheet: Sheet, x: float, y: float) -> None:
+    sheet.rect(x, y, SWATCH, 12, IDLE)
+    sheet.path(hatching(x, y, SWATCH, 12), HATCH)
+
+
+def _chunk(chunks: int, sheet: Sheet, x: float, y: float) -> None:
+    sheet.rect(x, y, SWATCH, 12, palette.fill(Kind.FORWARD, 1, chunks))
+    sheet.path(f"M{x + 3:.1f} {y + 9:.1f}h{SWATCH - 6}", INK, 1.2)
+
+
+def _phase(dash: str, sheet: Sheet, x: float, y: float) -> None:
+    sheet.line(x, y + 6, x + SWATCH, y + 6, MUTED, 1.8, dash)

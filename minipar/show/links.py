@@ -66,7 +66,7 @@ def draw_links(
 
 
 def _lane(rank: int, shape: Mapping[str, int]) -> float:
-    """How high above the boxes a line between replicas runs: slice beside slice, so that they don't cover each other."""
+    """How high above the boxes a line between replicas runs: slice beside slice, so that none covers another."""
     return 17 + 9 * (rank % shape["tp"])
 
 

@@ -47,6 +47,7 @@ def beside(*parts: Matrix) -> list[list[float]]:
 
 
 def columns_of(matrix: Matrix, start: int, end: int) -> list[list[float]]:
+    """The columns from `start` up to `end`."""
     return [list(row[start:end]) for row in matrix]
 
 
@@ -88,5 +89,11 @@ def draw_matrix(sheet: Sheet, matrix: Matrix, x: float, y: float, name: str, fil
 
 def draw_sign(sheet: Sheet, sign: str, x: float, y: float, height: float) -> float:
     """A sign between two matrices; returns where the next begins."""
-    sheet.text(x + 22, y + height / 2 + 6, sign, 18, INK, "middle")
-    return x + 44
+    width = sign_width(sign)
+    sheet.text(x + width / 2, y + height / 2 + 6, sign, 18, INK, "middle")
+    return x + width
+
+
+def sign_width(sign: str) -> float:
+    """The room between two matrices with this sign between them."""
+    return 34 + text_width(sign, 18)

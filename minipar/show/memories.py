@@ -3,7 +3,7 @@
 Idea    One bar is one rank, its pieces are the accounts, and all bars have one scale: so what ZeRO takes away, stage by
         stage, is seen as missing pieces. Where there is a prediction, it is a thin bar under the measured one.
 Source  The accounts: Rajbhandari et al. 2020, arXiv:1910.02054, section 3.
-Read    `Footprint` in `minipar/facts.py`; `minipar/ledger.py` for predictions, `minipar/report.py` for the rows of a run.
+Read    `Footprint` in `minipar/facts.py`; `minipar/ledger.py` for predictions, `minipar/report.py` for a run's rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minipar.facts import Footprint
 from minipar.show import units
 from minipar.show.drawing import Drawing
 from minipar.show.palette import ACCOUNTS, GRID, INK, MUTED, ink_on
@@ -68,9 +67,17 @@ def memory(
         raise ValueError("memory of 0 bytes: there is nothing to draw")
     title = title or headline(groups, limit_bytes)
     title = title[0].upper() + title[1:]
+    said = in_words(groups)
+    return Drawing(_sheet(title, groups, most, limit_bytes).svg(title, said), title, said)
+
+
+def _sheet(title: str, groups: list[tuple[str, list[Bar]]], most: float, limit_bytes: float | None) -> Sheet:
+    """Title, legend, axis and bars."""
+    bars = [bar for _, group in groups for bar in group]
     sheet = Sheet(WIDTH)
     y = draw_title(sheet, title)
-    _draw_legend(sheet, y, any(bar.predicted for bar in bars))
+    shown = [account for account in ACCOUNTS if any(bar.accounts.get(account) for bar in bars)]
+    _draw_legend(sheet, y, shown, any(bar.predicted for bar in bars))
     y += 48 if limit_bytes else 36
     top = y
     left = max(80.0, MARGIN + 12 + max(text_width(bar.label, 12) for bar in bars))
@@ -90,8 +97,7 @@ def memory(
         sheet.line(x, top - 8, x, y, INK, 1.8, "6 3")
         sheet.text(x + 5, top - 4, f"limit {units.size(limit_bytes)}", 11, INK)
     sheet.height = y + 44
-    said = in_words(groups)
-    return Drawing(sheet.svg(title, said), title, said)
+    return sheet
 
 
 # Reading what was given.
@@ -105,7 +111,9 @@ def grouped(what: Any, predicted: Any) -> list[tuple[str, list[Bar]]]:
         single = not any(_is_list(value) for value in what.values())
         if single:
             names = list(what)
-            return [("", bars_of([what[n] for n in names], [predicted[n] for n in names] if predicted else None, names))]
+            return [
+                ("", bars_of([what[n] for n in names], [predicted[n] for n in names] if predicted else None, names))
+            ]
         return [(str(name), bars_of(value, predicted[name] if predicted else None)) for name, value in what.items()]
     return [("", bars_of(what, predicted))]
 
@@ -154,7 +162,9 @@ def accounts_of(entry: Any) -> dict[str, float]:
         if value is not None:
             found[account] = float(value)
     if not found:
-        raise ValueError(f"{entry!r} is no memory: give a Footprint, a row of a report, or bytes by {', '.join(ACCOUNTS)}")
+        raise ValueError(
+            f"{entry!r} is no memory: give a Footprint, a row of a report, or bytes by {', '.join(ACCOUNTS)}"
+        )
     return found
 
 
@@ -162,6 +172,7 @@ def accounts_of(entry: Any) -> dict[str, float]:
 
 
 def total(accounts: Mapping[str, float]) -> float:
+    """The bytes of all accounts together."""
     return sum(accounts.values())
 
 
@@ -175,7 +186,9 @@ def headline(groups: list[tuple[str, list[Bar]]], limit_bytes: float | None) -> 
     said = f"{who} holds {units.size(most)}, {units.share(fullest.accounts[account] / most)} of it {account}"
     if limit_bytes:
         return f"{said}: {'more than' if most > limit_bytes else 'within'} the {units.size(limit_bytes)} of a rank"
-    cases = [total(group[0].accounts) for _, group in groups] if len(groups) > 1 else [total(b.accounts) for _, b in bars]
+    cases = (
+        [total(group[0].accounts) for _, group in groups] if len(groups) > 1 else [total(b.accounts) for _, b in bars]
+    )
     names = [name for name, _ in groups] if len(groups) > 1 else [bar.label for _, bar in bars]
     if len(cases) > 1 and not names[0].startswith("rank") and cases[-1] < cases[0]:
         return f"{names[0]} needs {units.size(cases[0])} a rank, {names[-1]} {units.size(cases[-1])}"
@@ -197,9 +210,9 @@ def in_words(groups: list[tuple[str, list[Bar]]]) -> str:
 # On the sheet.
 
 
-def _draw_legend(sheet: Sheet, y: float, predicted: bool) -> None:
+def _draw_legend(sheet: Sheet, y: float, accounts: Sequence[str], predicted: bool) -> None:
     x: float = MARGIN
-    for account, colour in ACCOUNTS.items():
+    for account in accounts:
         _draw_piece(sheet, account, x, y, 20, 12)
         sheet.text(x + 26, y + 10, f"{LETTERS[account]}  {account}", 11, MUTED)
         x += text_width(account, 11) + 62

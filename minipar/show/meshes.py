@@ -18,7 +18,7 @@ from minipar.show import units
 from minipar.show.drawing import Drawing
 from minipar.show.links import LINES, draw_links, drawn, thickness
 from minipar.show.palette import INK, MUTED, PAPER
-from minipar.show.svg import BOLD, Sheet, wrapped
+from minipar.show.svg import BOLD, TIMES, Sheet, wrapped
 from minipar.show.timelines import MARGIN, draw_title
 
 WIDTH = 1000
@@ -79,16 +79,11 @@ def mesh(
     boxes = place(mesh, top + 10)
     _draw_nodes(sheet, boxes, ranks_per_node)
     _draw_names(sheet, mesh, boxes, top)
+    lines = [(axis, about(mesh, axis, volumes, ranks_per_node)) for axis in AXES if mesh.shape[axis] > 1]
     loads = {axis: sum(v.bytes for (group, _), v in volumes.items() if group == axis) for axis in AXES}
     draw_links(sheet, mesh.shape, {box.rank: box for box in boxes}, mesh.groups, loads)
     _draw_ranks(sheet, mesh, boxes)
-    y = max(box.y + box.height for box in boxes) + PAD + 34
-    if len(boxes) < mesh.size:
-        first = mesh.coordinates(len(boxes))["dp"]
-        left_out = f"Replicas {first} to {mesh.shape['dp'] - 1} (ranks {len(boxes)} to {mesh.size - 1}) lie the same way."
-        sheet.text(MARGIN, y, left_out, 12, MUTED)
-        y += 24
-    lines = [(axis, about(mesh, axis, volumes, ranks_per_node)) for axis in AXES if mesh.shape[axis] > 1]
+    y = _draw_left_out(sheet, mesh, boxes)
     for axis, said in lines:
         y = _draw_line(sheet, axis, said, y, thickness(axis, loads))
     sheet.height = y
@@ -118,7 +113,7 @@ def headline(mesh: MeshLike, volumes: Mapping[tuple[str, str], Volume], ranks_pe
     """The message: the shape, and who stays inside a node."""
     shape = mesh.shape
     parts = {"dp": "replica", "pp": "stage", "tp": "slice"}
-    made = " × ".join(units.count(shape[axis], noun) for axis, noun in parts.items() if shape[axis] > 1)
+    made = f" {TIMES} ".join(units.count(shape[axis], noun) for axis, noun in parts.items() if shape[axis] > 1)
     said = f"{units.count(mesh.size, 'rank')}{f' = {made}' if made else ''}"
     split = [axis for axis in AXES if shape[axis] > 1]
     if not split:
@@ -157,6 +152,7 @@ def members(group: list[int]) -> str:
 
 
 def nodes_in_words(mesh: MeshLike, ranks_per_node: int) -> str:
+    """ "8 ranks on 2 nodes of 4."."""
     nodes = -(-mesh.size // ranks_per_node)
     return f"{units.count(mesh.size, 'rank')} on {units.count(nodes, 'node')} of {ranks_per_node}."
 
@@ -169,7 +165,7 @@ def place(mesh: MeshLike, top: float) -> list[Box]:
     tp, pp = mesh.shape["tp"], mesh.shape["pp"]
     replicas = min(mesh.shape["dp"], max(MOST_COLUMNS // tp, 1))
     columns = replicas * tp
-    left = MARGIN + (62 if pp > 1 else 0) + PAD + SIDE
+    left: float = MARGIN + (62 if pp > 1 else 0) + PAD + SIDE
     gap = 56 if columns <= 4 else 30 if columns <= 8 else 14
     between = max(gap, 2 * PAD + SIDE + 10) if tp > 1 else max(gap, 2 * PAD + SIDE + 4)
     gaps = (tp - 1) * replicas * gap + (replicas - 1) * between
@@ -228,6 +224,17 @@ def _draw_ranks(sheet: Sheet, mesh: MeshLike, boxes: list[Box]) -> None:
         else:
             label = f"rank {box.rank}" if box.width >= 52 else str(box.rank)
             sheet.text(middle, box.y + box.height / 2 + 4, label, 12, INK, "middle", BOLD)
+
+
+def _draw_left_out(sheet: Sheet, mesh: MeshLike, boxes: list[Box]) -> float:
+    """Below the ranks, which replicas there was no room for; returns where the legend may begin."""
+    y = max(box.y + box.height for box in boxes) + PAD + 34
+    if len(boxes) == mesh.size:
+        return y
+    first, last = mesh.coordinates(len(boxes))["dp"], mesh.shape["dp"] - 1
+    text = f"Replicas {first} to {last} (ranks {len(boxes)} to {mesh.size - 1}) lie the same way."
+    sheet.text(MARGIN, y, text, 12, MUTED)
+    return y + 24
 
 
 def _draw_line(sheet: Sheet, axis: str, said: str, y: float, width: float) -> float:

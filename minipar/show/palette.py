@@ -17,17 +17,17 @@ INK = "#1f2328"  # text and axes
 MUTED = "#57606a"  # text that is not read first
 GRID = "#e1e4e8"
 PAPER = "#ffffff"
-IDLE = "#f3f3ef"
+IDLE = "#f7f7f4"
 HATCH = "#bcbcb2"
 CURVE = "#8895a5"
 ACCENT = "#8a3ffc"  # the playhead and the dots of an animation: nothing else is violet
 
-FILL = {Kind.FORWARD: "#f6cb73", Kind.BACKWARD: "#2b66a8", Kind.WEIGHT: "#68a58d"}
+FILL = {Kind.FORWARD: "#f3c160", Kind.BACKWARD: "#2b66a8", Kind.WEIGHT: "#6eab93"}
 WORDS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.WEIGHT: "weight gradient"}
 
 # The accounts of memory, and the ranks of a tensor cut: again from dark to light, so that neighbours differ.
-ACCOUNTS = {"parameters": "#2b66a8", "gradients": "#68a58d", "optimizer": "#f6cb73", "activations": "#4d3a63"}
-RANKS = ("#f6cb73", "#2b66a8", "#9fcfe8", "#4d3a63", "#dfe3e6", "#68a58d", "#c9a7d8", "#8a5a1c")
+ACCOUNTS = {"parameters": "#2b66a8", "gradients": "#6eab93", "optimizer": "#f3c160", "activations": "#4d3a63"}
+RANKS = ("#f3c160", "#2b66a8", "#9fcfe8", "#4d3a63", "#dfe3e6", "#6eab93", "#c9a7d8", "#8a5a1c")
 
 
 def channels(colour: str) -> tuple[float, float, float]:
@@ -69,4 +69,4 @@ def mix(colour: str, other: str, share: float) -> str:
 
 def fill(kind: Kind, chunk: int = 0, chunks: int = 1) -> str:
     """The colour of a box. Later chunks of a rank are a little darker, and never as dark as the next kind."""
-    return mix(FILL[kind], "#000000", 0.16 * chunk / (chunks - 1)) if chunk else FILL[kind]
+    return mix(FILL[kind], "#000000", 0.1 * chunk / (chunks - 1)) if chunk else FILL[kind]

@@ -7,10 +7,9 @@ Read    `minipar/facts.py` before; `lanes.py` after.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from minipar.facts import Kind, Span, Timeline
+from minipar.facts import Kind, Timeline
 from minipar.order import Schedule
 from minipar.simulate import simulate
 
@@ -41,10 +40,12 @@ def name_of(work: Timeline | Schedule, name: str = "") -> str:
 
 
 def stages(timeline: Timeline) -> int:
+    """How many stages the pipeline has."""
     return max(span.stage for span in timeline.spans) + 1
 
 
 def micro_batches(timeline: Timeline) -> int:
+    """How many micro-batches a step has."""
     return max(span.micro_batch for span in timeline.spans) + 1
 
 
@@ -121,8 +122,3 @@ def held(timeline: Timeline, activation_bytes: float | None = None) -> list[list
             points[second] = value
         curves.append(list(points.items()))
     return curves
-
-
-def order_of(spans: Sequence[Span]) -> list[Span]:
-    """The spans as time goes."""
-    return sorted(spans, key=lambda span: (span.start, span.end))

@@ -46,7 +46,9 @@ class Sheet:
         body = f"><title>{escape(tip)}</title></rect>" if tip else "/>"
         self.write(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" fill="{fill}"{more}{body}')
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, stroke: str = INK, width: float = 1, dash: str = "") -> None:
+    def line(
+        self, x1: float, y1: float, x2: float, y2: float, stroke: str = INK, width: float = 1, dash: str = ""
+    ) -> None:
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
         self.write(
             f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}" '
@@ -63,7 +65,9 @@ class Sheet:
     ) -> None:
         """Text on the baseline y, that starts, is centred (middle) or ends at x."""
         anchored = "" if anchor == "start" else f' text-anchor="{anchor}"'
-        self.write(f'<text x="{x:.1f}" y="{y:.1f}" font-size="{font:g}" fill="{fill}"{anchored}{more}>{escape(text)}</text>')
+        self.write(
+            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{font:g}" fill="{fill}"{anchored}{more}>{escape(text)}</text>'
+        )
 
     def svg(self, title: str, description: str) -> str:
         """The whole picture. Title and description are its text alternative, for those who do not see it."""
@@ -77,7 +81,8 @@ class Sheet:
         )
 
 
-BOLD = ' font-weight="600"'
+TIMES = "\N{MULTIPLICATION SIGN}"
+BOLD, BOLDER = ' font-weight="600"', 1.1  # bold letters are so much wider
 
 
 def hatching(x: float, y: float, width: float, height: float, step: float = 6) -> str:

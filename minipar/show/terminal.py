@@ -90,11 +90,12 @@ def summary(timeline: Timeline, scale: str, columns: int = COLUMNS) -> list[str]
     idle = [units.share(reading.idle_share(timeline, rank)) for rank in range(timeline.ranks)]
     held = list(map(units.plain, timeline.peak_activations()))
     chunks = reading.chunks(timeline)
+    plural = "" if max(map(float, held)) == 1 else "es"
     each = "" if chunks == 1 else f", each on one of the rank's {chunks} stages"
     lines = {
         "step": f"{units.time(timeline.duration)}; {scale}; . is idle",
         "bubble": f"idle {units.share(timeline.bubble)} of busy time{by_rank(idle)}",
-        "held": f"at most {max(held, key=float)} micro-batch{'' if max(held, key=float) == '1' else 'es'}{by_rank(held)}{each}",
+        "held": f"at most {max(held, key=float)} micro-batch{plural}{by_rank(held)}{each}",
     }
     return [
         line
@@ -170,5 +171,5 @@ def _coarse(timeline: Timeline, room: int) -> Chart:
                 shares[column][None] -= part
         kinds = [max(share, key=lambda kind: share[kind]) for share in shares]
         rows.append([Cell(kind.value if kind else ".", kind) for kind in kinds])
-    column = units.time(seconds, units.unit_for(timeline.duration))
-    return Chart([rows], [0.0], f"too long for numbers: a column is {column} and shows what filled most of it")
+    long = units.time(seconds, units.unit_for(timeline.duration))
+    return Chart([rows], [0.0], f"too long for numbers: a column is {long} and shows what filled most of it")

@@ -3,7 +3,7 @@
 Idea    The bubble is the hatched area, and everything else serves it: lanes by rank, boxes by action, one time axis,
         the memory curve below. A picture cannot tell a prediction from a measurement: both are `Timeline`s.
 Cost    A few milliseconds for 8 stages and 32 micro-batches: fast enough to follow a slider.
-Read    `lanes.py` and `curve.py` before; `animation.py` and `explorer.py` for what moves.
+Read    `lanes.py` and `curve.py` before; `animation.py` and `widgets.py` for what moves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minipar.show.lanes import (
 )
 from minipar.show.legend import draw_legend
 from minipar.show.palette import INK, MUTED
-from minipar.show.svg import BOLD, Sheet, text_width, wrapped
+from minipar.show.svg import BOLD, BOLDER, Sheet, text_width, wrapped
 
 MARGIN = 16
 LEFT = 96  # room for "stages 0, 4"
@@ -88,8 +88,7 @@ def picture(
     sheet, scale = new_sheet(width or natural_width(shown), shown.duration)
     top = draw_title(sheet, title)
     phases = reading.phases(shown) is not None
-    draw_legend(sheet, [shown], MARGIN, top, phases)
-    top += 48 if phases else 40
+    top = draw_legend(sheet, [shown], MARGIN, top, phases) + 24
     lanes = place(shown.ranks, top, lane_height(shown.ranks), 9 if phases else 5)
     bottom = lanes[-1].y + lanes[-1].height
     end = bottom + (26 + curves_height(shown.ranks) if memory else 16)
@@ -112,7 +111,7 @@ def compare(
 ) -> Drawing:
     """Several steps below each other on one time axis, so that a shorter one is seen to be shorter.
 
-        show.compare([simulate(gpipe(4, 8)), simulate(zb_h1(4, 8))], titles=["GPipe", "ZB-H1"])
+    show.compare([simulate(gpipe(4, 8)), simulate(zb_h1(4, 8))], titles=["GPipe", "ZB-H1"])
     """
     if not works or (titles is not None and len(titles) != len(works)):
         raise ValueError(f"{len(works)} timelines, {len(titles or ())} titles: give at least one, and as many titles")
@@ -123,12 +122,13 @@ def compare(
     title = title or words.comparison(shown, names)
     sheet, scale = new_sheet(width or max(map(natural_width, shown)), max(one.duration for one in shown))
     top = draw_title(sheet, title)
-    draw_legend(sheet, shown, MARGIN, top, any(reading.phases(one) for one in shown))
-    top += 30
+    top = draw_legend(sheet, shown, MARGIN, top) + 10
     for one, name in zip(shown, names, strict=True):
         top = _draw_panel(sheet, one, name, scale, top, memory)
     sheet.height = draw_axis(sheet, scale, top) + MARGIN / 2
-    said = " ".join(f"{words.headline(one, name)}. {words.describe(one)}" for one, name in zip(shown, names, strict=True))
+    said = " ".join(
+        f"{words.headline(one, name)}. {words.describe(one)}" for one, name in zip(shown, names, strict=True)
+    )
     return Drawing(sheet.svg(title, said), title, said)
 
 
@@ -140,7 +140,7 @@ def _draw_panel(sheet: Sheet, shown: Timeline, name: str, scale: TimeScale, top:
         f"{units.time(shown.duration, scale.unit)}, idle {units.share(shown.bubble)} of busy time, "
         f"at most {most} micro-batches held"
     )
-    sheet.text(MARGIN + text_width(name, 13) + 12, top + 14, said, 12, MUTED)
+    sheet.text(MARGIN + text_width(name, 13 * BOLDER) + 10, top + 14, said, 12, MUTED)
     phases = reading.phases(shown) is not None
     top += 40 if phases else 24
     lanes = place(shown.ranks, top, min(lane_height(shown.ranks), 24), 9 if phases else 5)
@@ -162,7 +162,7 @@ def natural_width(shown: Timeline) -> float:
 
 def draw_title(sheet: Sheet, title: str) -> float:
     """The message, in as many lines as it needs; returns where the next thing may begin."""
-    lines = wrapped(title, 17, sheet.width - 2 * MARGIN)
+    lines = wrapped(title, 17 * BOLDER, sheet.width - 2 * MARGIN)
     for number, line in enumerate(lines):
         sheet.text(MARGIN, 30 + 22 * number, line, 17, INK, more=BOLD)
     return 44 + 22 * (len(lines) - 1)

@@ -68,19 +68,11 @@ def explorer(
     The arguments are where it begins. Raises `ImportError`, in one line, where ipywidgets is not installed.
     """
     try:
-        import ipywidgets as widgets
+        import ipywidgets as widgets  # type: ignore[import-untyped]
     except ImportError:
         raise ImportError("show.explorer() needs ipywidgets: pip install ipywidgets, then restart the kernel") from None
-    look = {"style": {"description_width": "110px"}, "layout": widgets.Layout(width="330px")}
-    names = [(reading.NAMES[name], name) for name in schedules.NAMES]
-    controls = {
-        "schedule": widgets.Dropdown(options=names, value=schedule, description="schedule", **look),
-        "stages": widgets.IntSlider(stages, 1, most_stages, description="stages", **look),
-        "micro_batches": widgets.IntSlider(micro_batches, 1, most_micro_batches, description="micro-batches", **look),
-        "chunks": widgets.IntSlider(chunks, 1, 4, description="chunks", **look),
-        "ratio": widgets.FloatSlider(ratio, min=0.5, max=4, step=0.25, description="backward ÷ forward", **look),
-        "send": widgets.FloatSlider(send, min=0, max=2, step=0.05, description="send time", **look),
-    }
+    begin = Choice(schedule, stages, micro_batches, chunks, ratio, send)
+    controls = _controls(widgets, begin, most_stages, most_micro_batches)
     canvas = widgets.HTML(layout=widgets.Layout(width="100%", max_width=f"{WIDTH}px"))
 
     def redraw(change: Any = None) -> None:
@@ -97,6 +89,24 @@ def explorer(
     redraw()
     box = widgets.HBox(list(controls.values()), layout=widgets.Layout(flex_flow="row wrap", max_width=f"{WIDTH}px"))
     return widgets.VBox([box, canvas])
+
+
+def _controls(widgets: Any, begin: Choice, most_stages: int, most_micro_batches: int) -> dict[str, Any]:
+    """A control for each field of a choice."""
+    look = {"style": {"description_width": "130px"}, "layout": widgets.Layout(width="345px")}
+    names = [(reading.NAMES[name], name) for name in schedules.NAMES]
+    whole = lambda value, most, text: widgets.IntSlider(value, 1, most, description=text, **look)
+    part = lambda value, low, high, step, text: widgets.FloatSlider(
+        value, min=low, max=high, step=step, description=text, **look
+    )
+    return {
+        "schedule": widgets.Dropdown(options=names, value=begin.schedule, description="schedule", **look),
+        "stages": whole(begin.stages, most_stages, "stages"),
+        "micro_batches": whole(begin.micro_batches, most_micro_batches, "micro-batches"),
+        "chunks": whole(begin.chunks, 4, "chunks"),
+        "ratio": part(begin.ratio, 0.5, 4.0, 0.25, "backward : forward"),
+        "send": part(begin.send, 0.0, 2.0, 0.05, "send time in s"),
+    }
 
 
 def _with_fault(before: str, fault: str) -> str:

@@ -24,31 +24,34 @@ from minipar.show.timelines import LEFT, MARGIN, draw_title, new_sheet, picture
 RIGHT = 132
 
 
-def overlay(measured: Timeline, predicted: Timeline, name: str = "", *, title: str = "", width: float = 1000) -> Drawing:
+def overlay(
+    measured: Timeline, predicted: Timeline, name: str = "", *, title: str = "", width: float = 1000
+) -> Drawing:
     """For each rank what was measured, tall, over what was predicted, thin; with the difference in words.
 
     Both begin at second 0. Raises `ValueError` for timelines of different ranks.
     """
     if measured.ranks != predicted.ranks:
-        raise ValueError(f"measured on {measured.ranks} ranks, predicted for {predicted.ranks}: simulate the same schedule")
+        raise ValueError(
+            f"measured on {measured.ranks} ranks, predicted for {predicted.ranks}: simulate the same schedule"
+        )
     seen, expected = reading.timeline_of(measured), reading.timeline_of(predicted)
     check_size(seen, expected)
     title = title or words.measured_over_predicted(seen, expected, name)
     sheet, scale = new_sheet(width, max(seen.duration, expected.duration), RIGHT)
     top = draw_title(sheet, title)
     sheet.text(MARGIN, top + 4, by_kind(seen, expected), 12, MUTED)
-    draw_legend(sheet, [seen, expected], MARGIN, top + 16)
-    top += 66
+    top = draw_legend(sheet, [seen, expected], MARGIN, top + 16) + 28
     tall, thin = (24, 11) if seen.ranks <= 8 else (14, 7)
     pitch = tall + thin + 12
     upper = [Lane(top + rank * pitch, tall) for rank in range(seen.ranks)]
     lower = [Lane(lane.y + tall + 1, thin) for lane in upper]
     bottom = lower[-1].y + thin
     draw_grid(sheet, scale, top, bottom + 8)
+    _draw_ends(sheet, seen, expected, scale, top, bottom)
     for timeline, lanes in ((seen, upper), (expected, lower)):
         draw_idle(sheet, timeline, lanes, scale)
         draw_boxes(sheet, timeline, lanes, scale)
-    _draw_ends(sheet, seen, expected, scale, top, bottom)
     _draw_margins(sheet, seen, expected, scale, upper, lower)
     sheet.height = draw_axis(sheet, scale, bottom + 8) + MARGIN / 2
     said = f"{title}. {by_kind(seen, expected)}. Measured: {words.describe(seen)} Predicted: {words.describe(expected)}"
@@ -62,7 +65,7 @@ def report_picture(timelines: Sequence[Timeline], title: str = "") -> Drawing:
         return picture(one, title=f"{title}: {words.headline(one)}" if title else "").drawing()
     if len(timelines) != 2:
         raise ValueError(f"{len(timelines)} timelines: give the measured one, and if there is one the predicted")
-    return overlay(*timelines, name=title)
+    return overlay(timelines[0], timelines[1], title)
 
 
 def by_kind(measured: Timeline, predicted: Timeline) -> str:
@@ -79,7 +82,7 @@ def by_kind(measured: Timeline, predicted: Timeline) -> str:
 
 
 def _draw_ends(sheet: Sheet, seen: Timeline, expected: Timeline, scale: TimeScale, top: float, bottom: float) -> None:
-    """A line at each end of the step, with its time."""
+    """A line at each end of the step, behind the lanes, with its time."""
     ends = sorted([(expected.duration, "predicted", "3 3"), (seen.duration, "measured", "")])
     labels = [f"{word} {units.time(second, scale.unit)}" for second, word, _ in ends]
     apart = scale.x(ends[1][0]) - scale.x(ends[0][0])
