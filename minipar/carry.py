@@ -26,11 +26,13 @@ def dumps(value: Any, prefix: bytes = b"") -> memoryview:
 
 
 def reduce_code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
+    """How a code object is pickled: as cloudpickle does it, with its own file name beside."""
     make, pieces = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return make_code, (code.co_filename, make, pieces)
 
 
 def make_code(filename: str, make: Callable[..., CodeType], pieces: tuple[Any, ...]) -> CodeType:
+    """A code object again, and its file name with it."""
     return make(*pieces).replace(co_filename=filename)
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from time import perf_counter
 from types import SimpleNamespace
@@ -32,72 +31,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from minipar.message import Message as Message
+from minipar.message import Pending as Pending
+from minipar.message import Wire as Wire
+from minipar.message import describe as describe
+
 Reduction = Literal["sum", "mean", "max", "min"]
 FOREVER = timedelta(days=30)  # the launcher, not gloo, decides when a world is stuck
-
-
-@dataclass(slots=True)
-class Message:
-    """One call to the layer, as its rank saw it.
-
-    `bytes` is the payload this rank handed to the call: the buffer of an all_reduce or broadcast, the shard of an
-    all_gather, the whole input of a reduce_scatter, nothing for a recv. `launched` and `finished` are
-    `time.perf_counter()` seconds; `waited` is the part of that time in which the rank could do nothing else.
-    """
-
-    op: str
-    group: str
-    tag: str
-    bytes: int
-    launched: float
-    peer: int | None = None
-    waited: float = 0.0
-    finished: float = 0.0
-
-
-@dataclass
-class Wire:
-    """What all groups of one rank share: the record of messages, and the board on which a waiting rank is seen.
-
-    `waiting(text)` is called before a rank may block and `waiting("")` after; the launcher reads it when ranks are
-    stuck. With `check` on, the ranks of a group first agree on each call (operation, tag, size), and a call that
-    differs raises `ValueError` instead of a wrong sum or an abort; that doubles the number of messages.
-    """
-
-    messages: list[Message] = field(default_factory=list)
-    waiting: Callable[[str], None] = lambda text: None
-    check: bool = False
-    state: SimpleNamespace = field(default_factory=SimpleNamespace)
-
-
-class Pending:
-    """An asynchronous message. Keep it, and do not touch its buffer, until `wait()` has returned the result."""
-
-    def __init__(self, wire: Wire, message: Message | None, works: Sequence[Any], finish: Callable[[], Tensor]) -> None:
-        self._wire, self._message, self._works, self._finish = wire, message, works, finish
-        self._result: Tensor | None = None
-
-    def wait(self) -> Tensor:
-        """Block until the message is complete; the result (for a send: the tensor that was sent)."""
-        if self._result is None:
-            start = perf_counter()
-            if self._message is not None:
-                self._wire.waiting(describe(self._message))
-            for work in self._works:
-                work.wait()
-            self._result = self._finish()
-            if self._message is not None:
-                self._wire.waiting("")
-                self._message.finished = perf_counter()
-                self._message.waited += self._message.finished - start
-        return self._result
-
-
-def describe(message: Message) -> str:
-    """'all_reduce of 4096 bytes in dp (dp.grad bucket 3)': how errors and stuck ranks speak of a message."""
-    peer = "" if message.peer is None else f" {'to' if message.op == 'send' else 'from'} rank {message.peer}"
-    size = f" of {message.bytes} bytes" if message.bytes else ""
-    return f"{message.op}{size}{peer} in {message.group}" + (f" ({message.tag})" if message.tag else "")
 
 
 class Group:

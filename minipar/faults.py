@@ -125,6 +125,7 @@ def describe_death(rank: int, code: int | None, post: Post) -> Failure:
 
 
 def signal_name(number: int) -> str:
+    """9 -> "SIGKILL"."""
     try:
         return signal.Signals(number).name
     except ValueError:

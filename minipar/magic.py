@@ -147,6 +147,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
+    """The options of `%%ranks`."""
     options = Parser(prog="%%ranks", add_help=False, allow_abbrev=False, description="Run the cell on each rank.")
     options.add_argument("ranks", nargs="?", type=int, help="how many ranks; if left out, those that there are")
     options.add_argument("--pp", type=int, help="pipeline stages of the mesh")
@@ -171,6 +172,7 @@ def parse(line: str) -> argparse.Namespace:
 
 
 def names_of(text: str) -> list[str]:
+    """"a,b" -> ["a", "b"]."""
     names = [name.strip() for name in text.split(",")]
     if not all(name.isidentifier() for name in names):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of names: a,b")
@@ -178,6 +180,7 @@ def names_of(text: str) -> list[str]:
 
 
 def ranks_of(text: str) -> list[int]:
+    """"0,2-3" -> [0, 2, 3]."""
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of ranks: 0,2 or 0-3")
     spans = [[int(end) for end in span.split("-")] for span in text.split(",")]
@@ -206,6 +209,7 @@ def asked_shape(options: argparse.Namespace) -> int | dict[str, int] | None:
 
 
 def check_number(ranks: int | None) -> int | None:
+    """The number of ranks, or None where none was said; raises `UsageError` below 1."""
     if ranks is not None and ranks < 1:
         raise UsageError(f"%%ranks {ranks}: choose a number of ranks from 1")
     return ranks

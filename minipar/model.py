@@ -122,6 +122,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """Two layers with a GELU between them, four times as wide inside."""
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.up = nn.Linear(config.hidden, 4 * config.hidden)
@@ -132,6 +133,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention, then the perceptron, each on a normalised copy of what it adds to."""
     def __init__(self, config: GPTConfig, layer: int, draw: Draw) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.hidden)

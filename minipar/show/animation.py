@@ -75,6 +75,7 @@ def _html(drawn: Picture, shown: Timeline, send: float, autoplay: bool) -> str:
     step = _jump(shown)
     return (
         f'<div class="minipar-player" role="group" aria-label="{label}" data-lm-suppress-shortcuts="true" '
+        f'style="max-width:{drawn.sheet.width:g}px" '
         f'data-step="{data}"><style>{STYLE}</style>{drawn.sheet.svg(drawn.title, drawn.description)}'
         '<div class="controls" hidden><button type="button">Play</button>'
         f'<input type="range" min="0" max="{shown.duration:g}" step="{step / 100:g}" value="{shown.duration:g}" '

@@ -1,4 +1,9 @@
-"""The time axis: seconds to pixels, and ticks at round numbers."""
+"""The time axis: seconds to pixels, and ticks at round numbers.
+
+Idea    One scale maps seconds to pixels for everything on a sheet, so lanes, curves and several timelines line up. The
+        unit is the one in which the whole step is a handy number.
+Read    `lanes.py` and `curve.py`, which draw along it.
+"""
 
 from __future__ import annotations
 

@@ -85,9 +85,7 @@ def columns(W: Matrix = W, x: Matrix = X, ranks: int = 2, *, title: str = "") ->
     together = [Term(piece, f"of rank {rank}", _own(rank), "|") for rank, piece in enumerate(pieces)]
     note = "beside each other: no sum, and until somebody needs all of y, no message"
     lines.append(Line("Together", [*_closed(together), Term(beside(*pieces), "y", owner)], note))
-    title = (
-        title or f"Cut by columns: each of {ranks} ranks makes {_share(shares, 'column')} of y, and nothing is summed"
-    )
+    title = title or f"Cut by columns: each rank makes {_share(shares, 'column')} of y, and nothing is summed"
     return _picture(title, lines)
 
 
@@ -114,7 +112,7 @@ def rows(W: Matrix = W, x: Matrix = X, ranks: int = 2, *, title: str = "") -> Dr
     together = [Term(piece, f"of rank {rank}", _own(rank), "+") for rank, piece in enumerate(pieces)]
     note = "the sum is an all-reduce: every rank gets all of y"
     lines.append(Line("Together", [*_closed(together), Term(add(*pieces), "y", _shared)], note))
-    title = title or f"Cut by rows: each of {ranks} ranks makes a y of full size, and they must be summed"
+    title = title or "Cut by rows: each rank makes a y of full size that must be summed"
     return _picture(title, lines)
 
 
@@ -156,7 +154,7 @@ def heads(
     owner = lambda i, j: RANKS[owners[j // size]]
     note = "beside each other: cut like columns, so a projection cut by rows can follow"
     lines.append(Line("Together", [*_closed(together), Term(beside(*outputs), "all heads", owner)], note))
-    title = title or f"Cut by heads: each of {ranks} ranks attends with {_share(shares, 'head')} of its own"
+    title = title or f"Cut by heads: each rank attends with {_share(shares, 'head')} of its own"
     return _picture(title, lines)
 
 

@@ -1,5 +1,6 @@
 """Pictures in files: whole, or not written at all.
 
+Idea    What is wrong with a name is said before the picture is made. The file is written beside its place and renamed.
 Read    `minipar/files.py`, which does the same for text.
 """
 

@@ -1,4 +1,9 @@
-"""Numbers as people read them: with a unit, and with no more digits than they carry."""
+"""Numbers as people read them: with a unit, and with no more digits than they carry.
+
+Idea    All pictures and tables say the same number the same way, so that it is recognised: three significant digits, no
+        exponent, the unit that makes it handy.
+Read    `words.py`, which makes sentences of them.
+"""
 
 from __future__ import annotations
 

@@ -87,13 +87,13 @@ def explorer(
     for control in controls.values():
         control.observe(redraw, names="value")
     redraw()
-    box = widgets.HBox(list(controls.values()), layout=widgets.Layout(flex_flow="row wrap", max_width=f"{WIDTH}px"))
+    box = widgets.HBox(list(controls.values()), layout=widgets.Layout(flex_flow="row wrap", max_width="1080px"))
     return widgets.VBox([box, canvas])
 
 
 def _controls(widgets: Any, begin: Choice, most_stages: int, most_micro_batches: int) -> dict[str, Any]:
     """A control for each field of a choice."""
-    look = {"style": {"description_width": "130px"}, "layout": widgets.Layout(width="345px")}
+    look = {"style": {"description_width": "130px"}, "layout": widgets.Layout(width="336px")}
     names = [(reading.NAMES[name], name) for name in schedules.NAMES]
     whole = lambda value, most, text: widgets.IntSlider(value, 1, most, description=text, **look)
     part = lambda value, low, high, step, text: widgets.FloatSlider(

@@ -2,6 +2,7 @@
 
 Idea    Whoever cannot see the picture should lose nothing but the picture. The same sentences stand under a drawing
         in the terminal.
+Read    `reading.py` and `units.py` before.
 """
 
 from __future__ import annotations
