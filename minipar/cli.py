@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
@@ -115,6 +115,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_train(commands)
     add_verify(commands)
     add_bench(commands)
+    add_schedule(commands)
     add_doctor(commands)
     return parser
 
@@ -140,6 +141,8 @@ def add_train(commands: Any) -> None:
     keeping.add_argument("--resume", metavar="FOLDER", help="go on from its latest checkpoint, up to --steps in all")
     output = parser.add_argument_group("what is told")
     output.add_argument("--report", metavar="FILE", help="write the report as JSON")
+    output.add_argument("--picture", metavar="FILE", help="draw the last step, measured over simulated: .svg or .png")
+    output.add_argument("--trace", metavar="FILE", help="write the last steps for Perfetto or chrome://tracing")
     output.add_argument("--json", action="store_true", help="print the report as JSON, and nothing else")
     parser.set_defaults(command=train)
 
@@ -200,7 +203,12 @@ def degrees(options: argparse.Namespace) -> dict[str, int]:
 
 def train(options: argparse.Namespace) -> int:
     """`minipar train`"""
-    check_writable(options.report)
+    for path in (options.report, options.trace, options.picture):
+        check_writable(path)
+    if options.picture:
+        from minipar.show import saving
+
+        saving.check_ending(options.picture)
     if "" in (options.save, options.resume):
         raise ValueError("--save '' or --resume '' names no folder: name one, or leave the option out")
     if options.save_every and options.save is None:
@@ -225,15 +233,35 @@ def train(options: argparse.Namespace) -> int:
     speaks = not in_torchrun() or os.environ["RANK"] == "0"
     with Progress(quiet=options.json or not speaks) as progress:
         kept = {"save": options.save, "save_every": options.save_every or 0, "resume": options.resume}
-        report = job.run(job.Job(config, plan(**shape), options.data, options.backend, **kept), progress.hear)
-        if report is None:
+        kept["trace"] = options.trace is not None
+        outcome = job.run(job.Job(config, plan(**shape), options.data, options.backend, **kept), progress.hear)
+        if outcome is None:
             return 0
-        progress.finish(report)
+        progress.finish(outcome.report)
     if options.report:
-        write_whole(options.report, as_json(report, indent=1))
+        write_whole(options.report, as_json(outcome.report, indent=1))
+    write_pictures(options, config, plan(**shape), outcome)
     if options.json:
-        print(as_json(report), end="")
+        print(as_json(outcome.report), end="")
     return 0
+
+
+def write_pictures(options: argparse.Namespace, config: Any, mesh: Any, outcome: Any) -> None:
+    """The files that `--picture` and `--trace` name."""
+    from minipar import report, show
+
+    if options.picture:
+        title = f"{config.schedule} on {mesh.shape['pp']} real ranks"
+        show.report_picture(report.compared(config, mesh, outcome.facts), title).save(options.picture)
+    if options.trace:
+        spans = [
+            [replace(span, rank=rank) for step in facts.spans for span in step]
+            for rank, facts in enumerate(outcome.facts)
+        ]
+        messages = [[message for step in facts.messages for message in step] for facts in outcome.facts]
+        start = min(span.start for row in spans for span in row)
+        groups = {axis: mesh.groups(axis) for axis in ("dp", "pp", "tp")}
+        write_whole(options.trace, show.trace_json(spans, messages, start, groups=groups))
 
 
 # minipar verify
@@ -289,6 +317,22 @@ def bench(options: argparse.Namespace) -> int:
     with on_signals(end_at_once):
         from minipar import bench
     return bench.command(options)
+
+
+# minipar schedule
+
+
+def add_schedule(commands: Any) -> None:
+    """The options of `minipar schedule`."""
+    from minipar import schedule_command
+
+    parser = commands.add_parser(
+        "schedule",
+        help="draw, compare and check pipeline schedules",
+        description="Draw a pipeline schedule in the terminal, compare several, or check one of your own.",
+    )
+    schedule_command.add_arguments(parser)
+    parser.set_defaults(command=schedule_command.command)
 
 
 # minipar doctor

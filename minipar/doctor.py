@@ -148,10 +148,10 @@ def main_job() -> Iterator[Finding]:
     config = TrainConfig(model=model, global_batch=8, micro_batches=2, steps=2)
     mesh = plan(dp=2, pp=2, tp=2)
     start = perf_counter()
-    report = job.run(job.Job(config, mesh, data=os.path.dirname(__file__)), lambda event: None)
+    outcome = job.run(job.Job(config, mesh, data=os.path.dirname(__file__)), lambda event: None)
     took = perf_counter() - start
-    counted = report is not None and all(
-        row["bytes_per_step"] == row["predicted_bytes_per_step"] for row in report["communication"]
+    counted = outcome is not None and all(
+        row["bytes_per_step"] == row["predicted_bytes_per_step"] for row in outcome.report["communication"]
     )
     yield Finding("3D training", f"2 steps on 8 ranks in {took:.2f} s", counted)
 

@@ -57,17 +57,18 @@ def written_in_place(path: str) -> bool:
     return Path("/dev") in place.parents or (place.exists() and not place.is_file())
 
 
-def write_whole(path: str, text: str) -> None:
+def write_whole(path: str, content: str | bytes) -> None:
     """The whole file or nothing: a reader never sees half of it. A link stays, and what it points to is written."""
-    target = Path(os.path.realpath(path))
+    data = content.encode() if isinstance(content, str) else content
     if written_in_place(path):
-        with open(path, "w") as stream:
-            stream.write(text)
+        with open(path, "wb") as stream:
+            stream.write(data)
         return
+    target = Path(os.path.realpath(path))
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".minipar-")
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)

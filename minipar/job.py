@@ -28,6 +28,7 @@ from minipar import schedule as schedules
 from minipar.facts import Footprint
 from minipar.launch import RANK_BYTES, World, under_torchrun
 from minipar.mesh import Mesh
+from minipar.report import RankFacts
 from minipar.train import Engine, TrainConfig, check
 
 KEPT_STEPS = 5  # spans and messages are kept for the last few steps only
@@ -47,10 +48,19 @@ class Job:
     save: str | None = None  # a folder for checkpoints
     save_every: int = 0  # steps; 0: at the end only
     resume: str | None = None  # a folder with checkpoints
+    trace: bool = False  # keep the messages of the last steps
 
 
-def run(job: Job, on_event: OnEvent) -> dict[str, Any] | None:
-    """Train, on fresh ranks or on torchrun's, and return the report; None on torchrun's ranks but the first.
+@dataclass
+class Outcome:
+    """What is left of a run: the report, and every rank's own facts, in their order."""
+
+    report: dict[str, Any]
+    facts: list[RankFacts]
+
+
+def run(job: Job, on_event: OnEvent) -> Outcome | None:
+    """Train, on fresh ranks or on torchrun's, and report; None on torchrun's ranks but the first.
 
     `on_event` is called with what happens: {"event": "corpus", ...}, {"event": "step", "step": 3, "loss": ...}.
     Raises `ValueError`, before any rank is started, for a job that cannot run.
@@ -114,7 +124,7 @@ def check_folders(job: Job) -> None:
 # On each rank.
 
 
-def _train_and_print(mesh: Mesh, job: Job, started: float) -> dict[str, Any] | None:
+def _train_and_print(mesh: Mesh, job: Job, started: float) -> Outcome | None:
     return _train_and_tell(mesh, job, started, lambda event: print(EVENT + json.dumps(event), flush=True))
 
 
@@ -129,12 +139,16 @@ def _hear(stream: str, text: str, on_event: OnEvent) -> None:
         file.flush()
 
 
-def _train_and_tell(mesh: Mesh, job: Job, started: float, tell: OnEvent) -> dict[str, Any] | None:
+def _train_and_tell(mesh: Mesh, job: Job, started: float, tell: OnEvent) -> Outcome | None:
     """Train on this rank; on rank 0 tell of each step, and return the report."""
     say = tell if mesh.world.rank == 0 else lambda event: None
     facts = train(mesh, job, started, say)
+    if job.mesh.size > int(os.environ.get("LOCAL_WORLD_SIZE", job.mesh.size)):  # machines have clocks of their own
+        facts = trace.on_clock(facts, trace.clock_offset(mesh.world))
     everyone = mesh.world.gather_objects(facts)
-    return report.make(job.config, mesh, everyone, mesh.world.backend) if mesh.world.rank == 0 else None
+    if mesh.world.rank != 0:
+        return None
+    return Outcome(report.make(job.config, mesh, everyone, mesh.world.backend), everyone)
 
 
 def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFacts:
@@ -163,7 +177,7 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
         facts.step_seconds.append(perf_counter() - start)
         facts.losses.append(result.loss)
         facts.gradient_norms.append(result.gradient_norm)
-        _collect(facts, engine, wire)
+        _collect(facts, engine, wire, job.trace)
         say({"event": "step", "step": step, "loss": result.loss, "norm": result.gradient_norm,
              "seconds": facts.step_seconds[-1], "tokens": config.global_batch * config.model.sequence})  # fmt: skip
         if job.save and (step + 1 == config.steps or (job.save_every and (step + 1) % job.save_every == 0)):
@@ -187,12 +201,14 @@ def check_same_text(mesh: Mesh, prepared: corpus.Corpus) -> None:
         )
 
 
-def _collect(facts: report.RankFacts, engine: Engine, wire: comm.Wire) -> None:
+def _collect(facts: report.RankFacts, engine: Engine, wire: comm.Wire, keep_messages: bool) -> None:
     """Move the step's messages and spans into the facts, and forget older ones."""
     facts.traffic.append(trace.traffic(wire.messages))
     for group, seconds in trace.waited(wire.messages).items():
         facts.waited[group] = facts.waited.get(group, 0.0) + seconds
     facts.spans.append(list(engine.pipeline.spans))
+    if keep_messages:
+        facts.messages.append(list(wire.messages))
     wire.messages.clear()
     engine.pipeline.spans.clear()
-    del facts.traffic[:-KEPT_STEPS], facts.spans[:-KEPT_STEPS]
+    del facts.traffic[:-KEPT_STEPS], facts.spans[:-KEPT_STEPS], facts.messages[:-KEPT_STEPS]

@@ -132,6 +132,15 @@ def bubble(config: TrainConfig, mesh: Mesh, facts: Sequence[RankFacts]) -> dict[
     return {"measured": median(measured), "predicted": median(predicted), "ideal": ideal}
 
 
+def compared(config: TrainConfig, mesh: Mesh, facts: Sequence[RankFacts]) -> list[Timeline]:
+    """The last step of the first pipeline, as measured, and as simulated from the times of its actions."""
+    order = schedules.by_name(
+        config.schedule, mesh.shape["pp"], micro_batches_of(config, mesh.shape["dp"]), config.chunks
+    )
+    seen = timelines(mesh, facts)[0]
+    return [seen, _simulated(order, seen)]
+
+
 def _simulated(order: schedules.Schedule, seen: Timeline) -> Timeline:
     """The schedule with each action as long as it really took."""
     took = {span.action: span.seconds for span in seen.spans}

@@ -24,12 +24,11 @@ from rich.text import Text
 
 from minipar import schedule as schedules
 from minipar.facts import Timeline
-from minipar.files import as_json, check_writable
+from minipar.files import as_json, check_writable, write_whole
 from minipar.order import Schedule, ScheduleError, Send, messages
 from minipar.show import palette, reading, terminal, units, words
 from minipar.show.animation import animate
 from minipar.show.drawing import Drawing
-from minipar.show.saving import write_bytes
 from minipar.show.timelines import compare, timeline
 from minipar.simulate import simulate
 
@@ -202,10 +201,10 @@ def save(runs: list[Run], options: argparse.Namespace) -> None:
         drawing = draw(runs)
         for path, make in ((options.svg, drawing.to_svg), (options.png, drawing.to_png)):
             if path:
-                write_bytes(path, make())
+                write_whole(path, make())
     if options.html:
         playing = animate(runs[0].timeline, runs[0].name, send=options.send) if len(runs) == 1 else draw(runs)
-        write_bytes(options.html, playing.to_html())
+        write_whole(options.html, playing.to_html())
 
 
 def draw(runs: list[Run]) -> Drawing:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,6 +46,16 @@ def waited(messages: Iterable[Message]) -> dict[str, float]:
 def timeline(spans_by_rank: Sequence[Sequence[Span]]) -> Timeline:
     """One pipeline's timeline, from the spans of its ranks in the order of the stages."""
     return Timeline(tuple(span for spans in spans_by_rank for span in spans), len(spans_by_rank))
+
+
+class TimedFacts(Protocol):
+    """What has times in it: spans and messages, by step."""
+
+    spans: list[list[Span]]
+    messages: list[list[Message]]
+
+
+Facts = TypeVar("Facts", bound=TimedFacts)
 
 
 class ActivationMeter:
@@ -101,6 +112,15 @@ def footprint(held: dict[str, int], optimizer: torch.optim.Optimizer, activation
         optimizer=sum(state.numel() * state.element_size() for state in states),
         activations=activations,
     )
+
+
+def on_clock(facts: Facts, offset: float) -> Facts:
+    """A rank's facts with `offset` seconds added to the times of its spans and messages."""
+    shift = lambda span: replace(span, start=span.start + offset, end=span.end + offset)
+    for message in (message for step in facts.messages for message in step):
+        message.launched, message.finished = message.launched + offset, message.finished + offset
+    facts.spans = [[shift(span) for span in step] for step in facts.spans]
+    return facts
 
 
 def clock_offset(group: Group, rounds: int = 8) -> float:

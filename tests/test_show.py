@@ -11,6 +11,7 @@ from dataclasses import replace
 from html import unescape
 from itertools import combinations, pairwise
 from pathlib import Path
+from textwrap import dedent
 from time import process_time
 from types import SimpleNamespace
 from typing import Any
@@ -396,6 +397,10 @@ def test_the_terminal_shows_1f1b() -> None:
         "bubble  idle 37.5 % of busy time\n"
         "held    at most 4 micro-batches (by rank 4, 3, 2, 1)"
     )
+
+
+def test_the_picture_in_the_docstring_is_drawn_by_the_code() -> None:
+    assert dedent(terminal.__doc__.split("\n\n")[1]) == show.text(simulate(one_f_one_b(3, 4)), "1F1B").split("\n\n")[0]
 
 
 def test_a_long_timeline_is_folded_and_a_very_long_one_coarser_and_both_say_so() -> None:
