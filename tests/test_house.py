@@ -233,7 +233,14 @@ def test_conda_installs_what_pip_installs() -> None:
     assert name and python
     assert f"name: {name[1]}" in lines
     assert f"- python{python[1]}" in lines
-    assert lines[lines.index("- pip:") + 1 :] == ["- -e .[test]"]
+    tables = re.findall(
+        r"^dependencies = \[(.*?)^\]|^\[project.optional-dependencies\]\n(.*?)^\[project", project, re.M | re.S
+    )
+    needed = {need for pair in tables for need in re.findall(r'"([^"]+)"', "".join(pair))}
+    listed = [line.removeprefix("- ").strip('"') for line in lines[lines.index("- pip:") + 1 :]]
+    assert listed[-1] == "-e ."
+    assert set(listed[:-1]) == {need for need in needed if not need.startswith("minipar[")}
+    assert len(listed[:-1]) == len(set(listed[:-1]))
 
 
 def test_torch_is_bounded_above() -> None:
