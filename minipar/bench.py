@@ -19,18 +19,19 @@ never been. Parallel efficiency is against one process on one core with the whol
 from __future__ import annotations
 
 import gc
-import os
 import resource
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median, quantiles
-from time import perf_counter
+from statistics import mean, median, quantiles
+from textwrap import wrap
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
+from psutil import cpu_count, cpu_times  # type: ignore[import-untyped]
 
 from minipar import launch, peers
 from minipar.batches import Batch, RandomBatches
@@ -47,6 +48,8 @@ CHECKED = 3  # steps whose losses are compared: the second and third depend on g
 ALONE_EVERY = 3  # pairs between two steps of the one process
 START_RANKS, START_GOAL = 8, 0.25  # seconds
 RECORDING_GOAL = 0.02  # of a step
+BUSY = 0.1  # share of the cores that other programs may take before it is mentioned
+IDLE = {"idle", "iowait", "guest", "guest_nice"}  # what psutil counts that is no computing, or is counted already
 MODEL = GPTConfig(layers=8, hidden=256, heads=8, vocab=4096, sequence=128)
 
 
@@ -83,6 +86,20 @@ class Settings:
 
 
 @dataclass
+class Meter:
+    """Seconds so far: by the clock, of this process's computing, and of the whole machine's."""
+
+    wall: float = field(default_factory=perf_counter)
+    own: float = field(default_factory=process_time)
+    machine: float = field(default_factory=lambda: sum(v for k, v in cpu_times()._asdict().items() if k not in IDLE))
+
+    def since(self) -> Meter:
+        """What was added from then until now."""
+        now = Meter()
+        return Meter(now.wall - self.wall, now.own - self.own, now.machine - self.machine)
+
+
+@dataclass
 class Laps:
     """What one rank saw: losses of the first steps, seconds of the others, and what minipar recorded in a step."""
 
@@ -91,15 +108,10 @@ class Laps:
     seconds: list[float] = field(default_factory=list)
     peer_seconds: list[float] = field(default_factory=list)
     alone_seconds: dict[int, float] = field(default_factory=dict)  # by pair
+    meter: Meter = field(default_factory=lambda: Meter(1.0, 0.0, 0.0))  # over all pairs
     records: int = 0
     recording_seconds: float = 0.0
     missing: str = ""
-
-
-def minipar_steps(mesh: Mesh, config: TrainConfig) -> tuple[Engine, Callable[[Batch], float]]:
-    """minipar's side: the engine, and its step."""
-    engine = Engine(mesh, config)
-    return engine, lambda batch: engine.step(batch).loss
 
 
 def rows_of(batches: RandomBatches, step: int, mesh: Mesh) -> Batch:
@@ -113,9 +125,10 @@ def race(mesh: Mesh, work: Work, settings: Settings) -> Laps:
     laps, config, batches = Laps(), settings.config(work), settings.batches()
     try:
         theirs = work.build(mesh, config)
-    except ImportError as error:
+    except (ImportError, AttributeError, TypeError) as error:
         return Laps(missing=f"torch {torch.__version__} lacks it: {error}")
-    engine, ours = minipar_steps(mesh, config)
+    engine = Engine(mesh, config)
+    ours = lambda batch: engine.step(batch).loss
     alone: peers.Step = peers.single(config) if mesh.rank == 0 else lambda batch: None
     for step in range(CHECKED):
         batch = rows_of(batches, step, mesh)
@@ -124,6 +137,7 @@ def race(mesh: Mesh, work: Work, settings: Settings) -> Laps:
         laps.peer_losses.append(None if loss is None else float(loss))
         alone(batches[step])
     gc.collect()
+    meter = Meter()
     for pair in range(settings.pairs):
         step, batch, whole = CHECKED + pair, rows_of(batches, CHECKED + pair, mesh), batches[CHECKED + pair]
         laps.seconds.append(timed(mesh, ours, batch))
@@ -132,6 +146,7 @@ def race(mesh: Mesh, work: Work, settings: Settings) -> Laps:
             laps.alone_seconds[pair] = timed(mesh, alone, whole)
         mesh.world.wire.messages.clear()
         engine.pipeline.spans.clear()
+    laps.meter = meter.since()
     measure_recording(mesh, engine, lambda: ours(rows_of(batches, step, mesh)), laps)
     return laps
 
@@ -176,28 +191,24 @@ def peak_bytes(mesh: Mesh, work: Work, settings: Settings, ours: bool) -> int:
 
     def train(settings: Settings) -> None:
         config, batches = settings.config(work), settings.batches()
-        step = minipar_steps(mesh, config)[1] if ours else work.build(mesh, config)
+        step = Engine(mesh, config).step if ours else work.build(mesh, config)
         for number in range(3):
             step(rows_of(batches, number, mesh))
 
     train(settings.tiny())
     gc.collect()
-    before = reset_peak()
+    before = peak(reset=True)
     train(settings)
     return peak() - before
 
 
-def reset_peak() -> int:
-    """Start to look for a new peak of this process's resident memory; what it is now, in bytes."""
-    with suppress(OSError):  # where this is not Linux, the peak so far is what counts
-        Path("/proc/self/clear_refs").write_text("5")
-    return peak()
-
-
-def peak() -> int:
-    """The peak of this process's resident memory in bytes."""
+def peak(reset: bool = False) -> int:
+    """The peak of this process's resident memory in bytes; with `reset`, forget the peak so far (Linux only)."""
     status = Path("/proc/self/status")
     if status.exists():
+        if reset:
+            with suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")
         return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) << 10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts bytes
 
@@ -253,7 +264,7 @@ def compare(work: Work, settings: Settings) -> dict[str, Any] | str:
         return laps[0].missing
     difference = loss_difference(laps)
     if not difference <= SAME:
-        return f"computes another loss, by {difference:.1g} relative: {laps[0].losses} and {peer_losses(laps)}"
+        return f"computes another loss: relative difference {difference:.1g}"
     memory = []
     for ours in (True, False):
         with launch.World(work.mesh, backend="gloo", timeout=None) as world:
@@ -261,16 +272,11 @@ def compare(work: Work, settings: Settings) -> dict[str, Any] | str:
     return {**figures(work, laps), "loss_difference": difference, "peak_mb": memory[0], "peer_peak_mb": memory[1]}
 
 
-def peer_losses(laps: Sequence[Laps]) -> list[float]:
-    """The peer's losses of the first steps: the mean over the ranks that see one."""
-    by_step = zip(*(lap.peer_losses for lap in laps), strict=True)
-    seen = [[loss for loss in losses if loss is not None] for losses in by_step]
-    return [sum(losses) / len(losses) for losses in seen]
-
-
 def loss_difference(laps: Sequence[Laps]) -> float:
-    """The largest relative difference between the losses of both sides in the first steps."""
-    return max(abs(a - b) / abs(b) for a, b in zip(laps[0].losses, peer_losses(laps), strict=True))
+    """The largest relative difference of the first losses; the peer's are the means over the ranks that see one."""
+    by_step = zip(*(lap.peer_losses for lap in laps), strict=True)
+    theirs = [mean(loss for loss in losses if loss is not None) for losses in by_step]
+    return max(abs(a - b) / abs(b) for a, b in zip(laps[0].losses, theirs, strict=True))
 
 
 def figures(work: Work, laps: Sequence[Laps]) -> dict[str, Any]:
@@ -294,8 +300,15 @@ def figures(work: Work, laps: Sequence[Laps]) -> dict[str, Any]:
         "efficiency": median(seconds / (work.ranks * ours[pair]) for pair, seconds in alone.items()),
         "single_milliseconds": 1e3 * median(alone.values()),
         "records_per_step": max(lap.records for lap in laps),
+        "others_share": others_share([lap.meter for lap in laps]),
         "recording_share": max(lap.recording_seconds for lap in laps) / median(ours),
     }
+
+
+def others_share(meters: Sequence[Meter]) -> float:
+    """The share of the cores' time that went to other programs than the ranks."""
+    rest = meters[0].machine - sum(meter.own for meter in meters)
+    return float(max(0.0, rest / (cpu_count() * meters[0].wall)))
 
 
 def start_seconds(times: int = 5) -> float:
@@ -315,7 +328,7 @@ def heading(settings: Settings) -> str:
     """What is measured, and the head of the table."""
     model = settings.model
     return (
-        f"minipar beside torch {torch.__version__}, {os.cpu_count()} cores, one thread a rank, steps in turn.\n"
+        f"minipar beside torch {torch.__version__}, {cpu_count()} cores, one thread a rank, steps in turn.\n"
         f"GPT of {model.layers} layers, hidden {model.hidden}, vocabulary {model.vocab}; batch {settings.batch} x "
         f"{model.sequence}, AdamW, float32.\n"
         f"Medians of {settings.pairs} pairs; ratio = minipar / peer; efficiency against one process.\n\n"
@@ -327,7 +340,7 @@ def line(row: dict[str, Any]) -> str:
     """A row of the table, 80 columns."""
     return (
         f"{row['work']:<9}{row['ranks']:>5}{row['milliseconds']:>12.1f}{row['peer_milliseconds']:>9.1f}"
-        f"{row['ratio']:>7.2f}{row['goal']:>6.2f}  {'ok' if row['met'] else 'short':<5}"
+        f"{row['ratio']:>7.3f}{row['goal']:>6.2f}  {'ok' if row['met'] else 'short':<5}"
         f"{row['peak_mb']:>8.0f}{row['peer_peak_mb']:>6.0f}{row['efficiency']:>11.0%}"
     )
 
@@ -339,13 +352,15 @@ def notes(bench: Bench) -> str:
     lines += [f"{work:<9}against {peer}" for work, peer in names.items()]
     if bench.rows:
         worst = max(row["loss_difference"] for row in bench.rows)
-        share = max(row["recording_share"] for row in bench.rows)
+        share, others = (max(row[key] for row in bench.rows) for key in ("recording_share", "others_share"))
         lines += [
             f"Before timing, both sides gave the same losses for {CHECKED} steps, to {worst:.0e} relative",
             f"(allowed: {SAME:.0e}). minipar also counts tokens and computes the gradient's norm.",
             f"Recording messages and spans takes {share:.2%} of a step at most (goal {RECORDING_GOAL:.0%}): all that",
             "is done for the record, timed by itself, since it cannot be switched off.",
         ]
+        if others > BUSY:
+            lines.append(f"Other programs took up to {others:.0%} of the cores meanwhile: all this is less certain.")
     if bench.start_seconds is not None:
         word = "ok" if bench.start_seconds <= START_GOAL else "short"
         lines.append(
@@ -353,7 +368,8 @@ def notes(bench: Bench) -> str:
             f"(goal {START_GOAL:.2f} s): {word}."
         )
     short = [f"{row['work']} on {row['ranks']} ranks" for row in bench.rows if not row["met"]]
-    return "\n".join([*lines, *([f"Short of the goal: {', '.join(short)}."] if short else [])])
+    lines += wrap(f"Short of the goal: {', '.join(short)}.", 80) if short else []
+    return "\n".join(lines)
 
 
 def chosen(only: str | None) -> list[Work]:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
 from time import perf_counter
 from typing import Any
 
@@ -264,9 +266,8 @@ def cases(ranks: int = 8) -> Iterator[Case]:
 
 def draw(choose: Callable[[Sequence[Any]], Any], ranks: int = 8) -> Case:
     """A topology, options and sizes at random: `choose` picks one of what it is given, the simplest first."""
-    tp = choose([n for n in (1, 2, 3, 4) if n <= ranks])
-    pp = choose([n for n in (1, 2, 3, 4) if n * tp <= ranks])
-    dp = choose([n for n in (1, 2, 3, 4) if n * tp * pp <= ranks])
+    shapes = [shape for shape in product((1, 2, 3, 4), repeat=3) if prod(shape) <= ranks]
+    dp, pp, tp = choose(sorted(shapes, key=prod))
     schedule = choose(["1f1b", "gpipe", "zb-h1", "naive", *(["interleaved"] if pp < 4 else [])])
     chunks = choose([1, 2]) if schedule == "interleaved" else 1
     micro_batches = choose([n for n in (1, 2, 3, 4, 6) if schedule != "interleaved" or chunks == 1 or n % pp == 0])

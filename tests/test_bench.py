@@ -69,7 +69,7 @@ def test_the_table_and_the_report_say_all(
     assert row["met"] == (row["ratio"] <= 0.8) and row["peak_mb"] > 0 and row["peer_peak_mb"] > 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    assert "parallelize_module" in shown and "0.12 s" in shown and f"{row['ratio']:.2f}" in shown
+    assert "parallelize_module" in shown and "0.12 s" in shown and f"{row['ratio']:.3f}" in shown
     assert ("Short of the goal: tp" in shown) == (not row["met"])
 
 

@@ -68,7 +68,7 @@ def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
 # Help.
 
 
-@pytest.mark.parametrize("command", ["", "train", "verify", "bench", "doctor"])
+@pytest.mark.parametrize("command", ["", "train", "verify", "bench", "schedule", "doctor"])
 def test_every_command_has_help(run: Any, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     code, out, err = run(*command.split(), "--help")
@@ -134,6 +134,9 @@ REFUSED = [
     ("--report empty/r.json", "cannot write 'empty/r.json'", "Not a directory"),
     ("--report folder", "'folder'", "it is a folder"),
     (f"--report {'a' * 300}", "File name too long"),
+    ("--picture r.gif", "r.gif", ".svg"),
+    ("--picture missing/r.svg", "missing/r.svg", "No such file"),
+    ("--trace folder", "'folder'", "it is a folder"),
     ("--save-every 2", "--save-every 2", "add --save"),
     ("--save empty", "empty"),
     ("--resume folder", "folder"),
@@ -169,7 +172,7 @@ def test_bad_input_is_one_line_that_says_the_way_out(
 
 
 def test_empty_names_are_refused(run: Any) -> None:
-    for option in ("--data", "--report", "--save", "--resume", "--schedule", "--precision"):
+    for option in ("--data", "--report", "--trace", "--picture", "--save", "--resume", "--schedule", "--precision"):
         code, out, err = run("train", *SMALL, option, "")
         assert (code, out, err.count("\n")) == (2, "", 1) and "''" in err
 
@@ -183,9 +186,9 @@ def test_what_may_not_be_read_or_written_is_refused(run: Any, tmp_path: Path) ->
 
 
 def test_a_wrong_command_is_one_line(run: Any) -> None:
-    for arguments in ((), ("dance",), ("verify", "--fuzz", "0"), ("doctor", "now")):
-        code, out, err = run(*arguments)
-        assert (code, out, err.count("\n")) == (2, "", 1)
+    for arguments in ("", "dance", "verify --fuzz 0", "bench --only lunch", "schedule waltz", "doctor now"):
+        code, out, err = run(*arguments.split())
+        assert (code, out, err.count("\n")) == (2, "", 1), arguments
 
 
 # What is printed.

@@ -169,7 +169,7 @@ def test_a_killed_rank_ends_the_run_in_seconds_and_is_named(tmp_path: Path) -> N
 @pytest.mark.parametrize("when", ["trains", "starts"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_stopped_run_leaves_nobody_behind(tmp_path: Path, number: signal.Signals, code: int, when: str) -> None:
-    run = Run(tmp_path, *CUBE)
+    run = Run(tmp_path, "--pp", "2")
     run.wait_until(getattr(run, when))
     run.process.send_signal(number)
     assert run.ends(20) == code
