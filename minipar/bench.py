@@ -19,12 +19,9 @@ never been. Parallel efficiency is against one process on one core with the whol
 from __future__ import annotations
 
 import gc
-import resource
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import mean, median, quantiles
 from textwrap import wrap
 from time import perf_counter, process_time
@@ -33,7 +30,7 @@ from typing import Any
 import torch
 from psutil import cpu_count, cpu_times  # type: ignore[import-untyped]
 
-from minipar import launch, peers
+from minipar import launch, memory, peers
 from minipar.batches import Batch, RandomBatches
 from minipar.comm import Message, Wire, describe
 from minipar.facts import Span
@@ -197,20 +194,9 @@ def peak_bytes(mesh: Mesh, work: Work, settings: Settings, ours: bool) -> int:
 
     train(settings.tiny())
     gc.collect()
-    before = peak(reset=True)
+    before = memory.peak_bytes(reset=True)
     train(settings)
-    return peak() - before
-
-
-def peak(reset: bool = False) -> int:
-    """The peak of this process's resident memory in bytes; with `reset`, forget the peak so far (Linux only)."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        if reset:
-            with suppress(OSError):
-                Path("/proc/self/clear_refs").write_text("5")
-        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) << 10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts bytes
+    return memory.peak_bytes() - before
 
 
 def first_message(group: Any) -> float:
@@ -265,11 +251,11 @@ def compare(work: Work, settings: Settings) -> dict[str, Any] | str:
     difference = loss_difference(laps)
     if not difference <= SAME:
         return f"computes another loss: relative difference {difference:.1g}"
-    memory = []
+    peaks = []
     for ours in (True, False):
         with launch.World(work.mesh, backend="gloo", timeout=None) as world:
-            memory.append(max(world.run(peak_bytes, work, settings, ours)) / 1e6)
-    return {**figures(work, laps), "loss_difference": difference, "peak_mb": memory[0], "peer_peak_mb": memory[1]}
+            peaks.append(max(world.run(peak_bytes, work, settings, ours)) / 1e6)
+    return {**figures(work, laps), "loss_difference": difference, "peak_mb": peaks[0], "peer_peak_mb": peaks[1]}
 
 
 def loss_difference(laps: Sequence[Laps]) -> float:

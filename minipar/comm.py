@@ -11,13 +11,16 @@ Read    `launch.py` before (where ranks come from), `mesh.py` after (which group
 
 What gloo lacks is made good here, once: it has no average, and its reduce-scatter is an all-reduce of everything
 with the rest thrown away. On gloo, `all_gather` and `reduce_scatter` are therefore pairwise exchanges: each rank
-sends (n-1)/n of the buffer instead of twice that.
+sends (n-1)/n of the buffer instead of twice that. A small all_reduce, where the number of rounds counts and not the
+bytes, is an exchange too: each rank sends the others all it has and adds up for itself (on 2 cores, 8 ranks: 4 ms in
+place of 19).
 
 This is the only file that imports torch.distributed.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -37,6 +40,7 @@ from minipar.message import Wire as Wire
 from minipar.message import describe as describe
 
 Reduction = Literal["sum", "mean", "max", "min"]
+DIRECT_BYTES = 64 << 10  # up to here, an all_reduce on gloo is one exchange
 FOREVER = timedelta(days=30)  # the launcher, not gloo, decides when a world is stuck
 
 
@@ -84,18 +88,22 @@ class Group:
         if self.size == 1:
             return self._done(tensor, async_op)
         message = self._launch("all_reduce", tensor, tag, how="" if op == "sum" else f" {op}")
-        reduce = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(op, dist.ReduceOp.SUM)
         whole = tensor if tensor.is_contiguous() else tensor.contiguous()
-        work = dist.all_reduce(whole, op=reduce, group=self.handle, async_op=True)
+        if self.backend == "gloo" and message.bytes <= DIRECT_BYTES:
+            arrived = [whole if rank == self.rank else torch.empty_like(whole) for rank in range(self.size)]
+            works = self._exchange([whole] * self.size, arrived)
+        else:
+            reduce = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(op, dist.ReduceOp.SUM)
+            arrived, works = [whole], [dist.all_reduce(whole, op=reduce, group=self.handle, async_op=True)]
 
         def finish() -> Tensor:
+            combine = {"max": torch.maximum, "min": torch.minimum}.get(op, torch.add)
+            total = functools.reduce(combine, arrived)  # in the order of the ranks: the same bits on each
             if op == "mean":
-                whole.div_(self.size)
-            if whole is not tensor:
-                tensor.copy_(whole)
-            return tensor
+                total = total.div_(self.size)
+            return tensor if total is tensor else tensor.copy_(total)
 
-        return self._answer(message, [work], finish, async_op)
+        return self._answer(message, works, finish, async_op)
 
     def all_gather(self, tensor: Tensor, *, into: Tensor | None = None, tag: str = "", async_op: bool = False) -> Any:
         """Lay the shards of all ranks end to end along dimension 0: `[n, ...] -> [size*n, ...]`, on every rank.

@@ -37,28 +37,33 @@ class DataParallel:
     >>> for rows in batch.chunk(2): loss(model, rows).backward()     # the second backward launches the all_reduces
     >>> replicas.finish(); optimizer.step()
 
+    `parameters` come in the order of use, for backward finishes them in the reverse order: any other order keeps full
+    buckets waiting for the end. `parameter_groups` are as for a torch optimizer; default: one group of all.
+
     `op` is "sum" when each loss was divided by the tokens of the whole batch: right also when ranks hold different
     numbers of tokens. "mean" averages the ranks' gradients, which is the same only when they hold equally many.
     """
 
     def __init__(
         self,
-        parameters: Iterable[nn.Parameter] | Sequence[dict[str, Any]],
+        parameters: Iterable[nn.Parameter],
         group: Group,
         *,
+        parameter_groups: Sequence[dict[str, Any]] | None = None,
         bucket_bytes: int = 8 << 20,
         op: Reduction = "sum",
     ) -> None:
-        given: list[Any] = list(parameters)
-        self._groups: list[dict[str, Any]] = given if given and isinstance(given[0], dict) else [{"params": given}]
-        self.group, self.op = group, op
-        everything = [parameter for options in self._groups for parameter in options["params"]]
-        for parameter in everything:
-            group.broadcast(parameter.data, tag="dp.first weights")
-        trained = [parameter for parameter in everything if parameter.requires_grad]
+        self.group, self.op, self._parameters = group, op, list(parameters)
+        self._groups = list(parameter_groups) if parameter_groups is not None else [{"params": self._parameters}]
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        for parameter in self._parameters:
+            if not parameter.requires_grad:
+                group.broadcast(parameter.data, tag="dp.first weights")
         sizes = [p.numel() * p.element_size() for p in trained]
         plan = bucket_plan(sizes, bucket_bytes, [p.dtype for p in trained])
         self.flats = [Flat([trained[index] for index in bucket]) for bucket in plan]
+        for flat in self.flats:
+            flat.adopt(group, "dp.first weights")
         self.buffers = [flat.buffer() for flat in self.flats]
         self._order = LaunchOrder([sum(map(uses, flat.parameters)) for flat in self.flats], self._launch)
         self._pending: list[Pending] = []
@@ -109,17 +114,15 @@ class DataParallel:
 
     def kept(self, optimizer: torch.optim.Optimizer) -> list[Kept]:
         """Every parameter's weight and optimizer states, whole, as views: what a checkpoint saves and loads."""
-        parameters = [p for options in self._groups for p in options["params"]]
-        return [Kept(p, 0, {"weight": p.data.view(-1), **optimizer_values(optimizer, p)}) for p in parameters]
+        return [Kept(p, 0, {"weight": p.data.view(-1), **optimizer_values(optimizer, p)}) for p in self._parameters]
 
     def loaded(self) -> None:
         """The weights have been written from outside, the same on every rank."""
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes of parameters and gradients that this rank holds."""
-        parameters = [p for options in self._groups for p in options["params"]]
         return {
-            "parameters": sum(p.numel() * p.element_size() for p in parameters),
+            "parameters": sum(p.numel() * p.element_size() for p in self._parameters),
             "gradients": sum(buffer.numel() * buffer.element_size() for buffer in self.buffers),
         }
 

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from minipar.comm import Group
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -115,6 +117,15 @@ class Flat:
             buffer[start : start + parameter.numel()].view(parameter.shape)
             for start, parameter in zip(self.offsets, self.parameters, strict=False)
         ]
+
+    def adopt(self, group: Group, tag: str) -> Tensor:
+        """Move the parameters into a buffer, each to its place, with the values of the group's first rank."""
+        buffer = self.buffer()
+        for parameter, view in zip(self.parameters, self.views(buffer), strict=True):
+            view.copy_(parameter.data)
+            parameter.data = view
+        group.broadcast(buffer, tag=tag)
+        return buffer
 
     def pieces(self, rank: int, gradient: Tensor) -> list[Piece]:
         """What `rank`'s share of the buffer holds; `gradient` is that share, `[share]`."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import resource
 import sys
 import time
 import zlib
@@ -23,7 +22,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from minipar import comm, corpus, ledger, report, trace
+from minipar import comm, corpus, ledger, memory, report, trace
 from minipar import schedule as schedules
 from minipar.facts import Footprint
 from minipar.launch import RANK_BYTES, World, under_torchrun
@@ -186,7 +185,7 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
     held = engine.replicas.held_bytes()
     facts.footprint = trace.footprint(held, engine.optimizer, meter.peak)
     facts.buffers = held.get("buffers", 0)
-    facts.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    facts.peak_bytes = memory.peak_bytes()
     return facts
 
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 
-from minipar import carry, server
+from minipar import carry, memory, server
 from minipar.board import Board
 from minipar.faults import RankError
 from minipar.output import Output
@@ -261,6 +261,7 @@ def adopt(ranks: int | Mesh, backend: str, check: bool) -> Any:
         group = comm.connect(int(os.environ["RANK"]), size, backend=backend, local_rank=int(os.environ["LOCAL_RANK"]))
         atexit.register(comm.disconnect)
         end_with_torchrun()
+        memory.keep_freed()
     group.wire.messages.clear()
     group.wire.state = SimpleNamespace()
     group.wire.check = check

@@ -190,16 +190,16 @@ def communication_bytes(shape: Shape, *, dp_rank: int = 0, pp_rank: int = 0) -> 
     if shape.pp > 1:
         total += _pipeline(shape, dp_rank, pp_rank)
     if shape.dp * shape.tp * shape.pp > 1:
-        total["world", "all_reduce"] += 2 * 8  # the loss and the squared norm
+        total["world", "all_reduce"] += 3 * 8  # the loss, the tokens, the squared norm
     return {key: size for key, size in total.items() if size}
 
 
 def _data_parallel(shape: Shape, pp_rank: int) -> Volumes:
-    """Gradients once (stage 2 and 3: for every micro-batch), parameters once (stage 3: for every use); and a count of
-    tokens. Source: Rajbhandari et al. 2020, section 7."""
-    total, e, m = Volumes({("dp", "all_reduce"): 8}), shape.value_bytes, shape.micro_batches
+    """Gradients once (stage 2 and 3: for every micro-batch), parameters once (stage 3: for every use). Source:
+    Rajbhandari et al. 2020, section 7."""
+    total, e, m = Volumes(), shape.value_bytes, shape.micro_batches
     if shape.zero == 0:
-        total["dp", "all_reduce"] += rank_parameters(shape, pp_rank) * e
+        total["dp", "all_reduce"] = rank_parameters(shape, pp_rank) * e
         return total
     shares = sum(_share(bucket, shape.dp) for bucket in zero_buckets(shape, pp_rank)) * e
     total["dp", "reduce_scatter"] = shares * shape.dp * (1 if shape.zero == 1 else m)

@@ -17,7 +17,7 @@ Read    `schedule.py` before; `train.py` after.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from time import perf_counter
@@ -92,13 +92,10 @@ class Pipeline:
         self.spans: list[Span] = []
         self._postponed: dict[tuple[int, int], list[tuple[nn.Parameter, Write]]] = {}
 
-    def run(
-        self, micro_batches: Sequence[MicroBatch], shape: Sequence[int], scale: float | Callable[[], float] = 1.0
-    ) -> Tensor:
+    def run(self, micro_batches: Sequence[MicroBatch], shape: Sequence[int], scale: float = 1.0) -> Tensor:
         """Forward and backward of all micro-batches: the sum of losses (zero unless the last stage is here).
 
-        Gradients are those of the losses times `scale`: one over the number of tokens of the whole batch. It may be a
-        function, called when the first backward begins: until then the ranks can count.
+        Gradients are those of the losses times `scale`.
         """
         self.micro_batches, self.shape = micro_batches, tuple(shape)
         self.scale = scale
@@ -157,7 +154,6 @@ class Pipeline:
                 sent = self.leaving.pop(Action(Kind.FORWARD, stage, micro_batch), None)
                 if sent is not None:
                     sent.wait()  # long done: its gradient has come back
-                self.scale = self.scale() if callable(self.scale) else self.scale
                 start = perf_counter()
                 self._backward(action, gradient)
             case Kind.WEIGHT:
@@ -182,7 +178,6 @@ class Pipeline:
 
     def _backward(self, action: Action, gradient: Tensor | None) -> None:
         x, y = self.kept.pop((action.stage, action.micro_batch))
-        assert not callable(self.scale)
         torch.autograd.backward(y, y.new_full((), self.scale) if gradient is None else gradient)
         if action.stage > 0:
             assert x.grad is not None

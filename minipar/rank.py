@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from minipar import carry, comm, faults
+from minipar import carry, comm, faults, memory
 from minipar.board import Board
 from minipar.server import FAILURE, READY, VALUE
 
@@ -117,6 +117,7 @@ def settle(seat: Seat, board: Board) -> None:
     os.environ.setdefault("MKL_NUM_THREADS", threads)
     torch.set_num_threads(int(threads.split(",")[0]) if threads[:1].isdigit() else 1)
     torch.set_default_dtype(seat.dtype)
+    memory.keep_freed()
     if hasattr(faulthandler, "register"):
         stack = os.open(board.stack(seat.rank), os.O_CREAT | os.O_WRONLY, 0o600)
         faulthandler.register(signal.SIGUSR1, stack, all_threads=False)

@@ -1,15 +1,16 @@
 """3D: one training step, composed of the cuts.
 
 Idea    Build this rank's stages of the model, cut their layers over tp, keep replicas over dp (whole, or in ZeRO's
-        shares), and run a pipeline schedule over pp. Then a step is: count the batch's tokens, run the schedule,
-        finish the gradients, clip them by the norm of the whole model's gradient, update.
+        shares), and run a pipeline schedule over pp. Then a step is: run the schedule, finish the
+        gradients, divide them by the tokens of the whole batch, clip them by the norm of the whole model's gradient,
+        update.
 
-            count tokens   dp     so that the loss is the mean over all tokens, however unevenly they lie
             pipeline       pp tp  forwards and backwards; dp or ZeRO sends full buckets of gradients meanwhile
             finish         dp     wait for the gradients
                            tp     by sequence: parameters that saw a slice of it add up their gradients
                            pp     tied embeddings: first and last stage add up theirs
-            norm, loss     world  each parameter once; two numbers
+            measure        world  losses, learned tokens, and the norm of each parameter once: three numbers
+            scale          -      the loss is the mean over all tokens, however unevenly they lie; clip
             update         dp     ZeRO 1 and 2 gather the new parameters
 
 Read    `dp.py`, `tp.py`, `pp.py`, `zero.py` before; `ledger.py` for what each line costs.
@@ -17,6 +18,7 @@ Read    `dp.py`, `tp.py`, `pp.py`, `zero.py` before; `ledger.py` for what each l
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import cos, pi
 from typing import Any, cast
@@ -27,7 +29,6 @@ from torch import Tensor
 from minipar import schedule as schedules
 from minipar import tp
 from minipar.batches import IGNORED
-from minipar.comm import Pending
 from minipar.dp import DataParallel
 from minipar.flat import Piece
 from minipar.mesh import Mesh
@@ -58,7 +59,7 @@ class TrainConfig:
     weight_decay: float = 0.1
     clip: float = 1.0  # 0: not at all
     seed: int = 0
-    bucket_bytes: int = 8 << 20
+    bucket_bytes: int = 16 << 20
 
 
 def micro_batches_of(config: TrainConfig, dp: int) -> int:
@@ -126,6 +127,7 @@ class Engine:
         self.stages = self._build_stages()
         self.tied = self._tied_copies()
         self.replicas = self._build_replicas()
+        self._speakers = shared_out(self.replicas.pieces(), 1 if config.zero else mesh.dp.size)
         fused = {"fused": True} if self.dtype in (torch.float32, torch.float64) else {}
         self.optimizer = torch.optim.AdamW(
             self.replicas.parameter_groups(), lr=config.lr, betas=(0.9, 0.95), eps=1e-8, **fused
@@ -170,7 +172,7 @@ class Engine:
             {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
         ]
         if not config.zero:
-            return DataParallel(groups, group, bucket_bytes=config.bucket_bytes)
+            return DataParallel(parameters, group, parameter_groups=groups, bucket_bytes=config.bucket_bytes)
         units = [unit for part in self.stages.values() for unit in (part.embedding, *part.blocks.values(), part.head)]
         return Zero(
             [unit for unit in units if unit is not None],
@@ -194,22 +196,20 @@ class Engine:
     def step(self, batch: Any) -> StepResult:
         """Train on this replica's rows of a global batch: `.tokens`, `.targets` [rows, T] and `.samples` [rows]."""
         self.replicas.start(self.micro_batches)
-        count = (batch.targets != IGNORED).sum().to(torch.float64)
-        counting = self.mesh.dp.all_reduce(count, tag="train.tokens", async_op=True)
-        scale = lambda: 1.0 / max(counting.wait().item(), 1.0)
-        loss = self.pipeline.run(self._cut(batch), self._activation_shape(batch), scale)
+        every = self.config.global_batch * batch.targets.shape[1]  # tokens, if all of them are learned
+        loss = self.pipeline.run(self._cut(batch), self._activation_shape(batch), 1.0 / every)
         self.replicas.finish()
         self._sum_slices()
         self._sum_tied()
-        measuring = self._measure(loss * scale())
-        if self.config.clip:
-            self._clip(measuring.wait()[1].sqrt().item())
+        losses, learned, squares = self._measure(loss, (batch.targets != IGNORED).sum()).tolist()
+        learned = max(learned, 1.0)
+        norm = every / learned * squares**0.5
+        self._scale_gradients(every / learned * self._clipped(norm))
         for options in self.optimizer.param_groups:
             options["lr"] = learning_rate(self.config, self.step_number)
         self.replicas.step(self.optimizer)
         self.step_number += 1
-        mean_loss, squares = measuring.wait().tolist()
-        return StepResult(mean_loss, squares**0.5)
+        return StepResult(losses / learned, norm)
 
     def _cut(self, batch: Any) -> list[MicroBatch]:
         parts = (batch.tokens.chunk(self.micro_batches), batch.targets.chunk(self.micro_batches))
@@ -248,27 +248,47 @@ class Engine:
     def _tied_pieces(self) -> list[Piece]:
         return [piece for piece in self.replicas.pieces() if any(piece.parameter is copy for copy in self.tied)]
 
-    def _measure(self, loss: Tensor) -> Pending:
-        """The loss and the squared norm of the whole gradient, on their way to every rank: `[2]`."""
+    def _measure(self, loss: Tensor, tokens: Tensor) -> Tensor:
+        """Over all ranks: the sum of losses, how many tokens are learned, the squared norm of the gradient: `[3]`.
+
+        One message for all, since each costs the step a millisecond of latency however small it is.
+        """
         mesh = self.mesh
+        first, last = mesh.pp.rank == 0, mesh.pp.rank == mesh.pp.size - 1
         own = [piece.gradient for piece in self.replicas.pieces() if self._counts(piece)]
-        norms = torch._foreach_norm(own) if own else []
-        squares = torch.stack(list(norms)).double().square().sum() if norms else torch.zeros((), dtype=torch.float64)
-        totals = torch.stack([loss.double() if mesh.tp.rank == 0 else torch.zeros_like(loss), squares.to(loss.device)])
-        return mesh.world.all_reduce(totals, tag="train.loss and norm", async_op=True)
+        norms = torch._foreach_norm(own) if own else [torch.zeros((), device=self.device)]
+        squares = torch.stack(list(norms)).double().square().sum()
+        speaks = mesh.tp.rank == 0  # every rank of tp has the same loss and the same tokens
+        totals = torch.stack([loss * (speaks and last), tokens.to(loss) * (speaks and first), squares])
+        answer: Tensor = mesh.world.all_reduce(totals, tag="train.loss, tokens, norm")
+        return answer
 
     def _counts(self, piece: Piece) -> bool:
         """Whether this rank speaks for the piece in the norm: of all ranks that hold it, exactly one does."""
         mesh = self.mesh
         split = split_of(piece.parameter) is not None or mesh.tp.rank == 0
-        shared = self.config.zero > 0 or mesh.dp.rank == 0
+        shared = self.config.zero > 0 or self._speakers[id(piece.parameter)] == mesh.dp.rank
         copy = mesh.pp.rank > 0 and any(piece.parameter is tied for tied in self.tied)
         return split and shared and not copy
 
-    def _clip(self, norm: float) -> None:
-        factor = self.config.clip / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
-        if factor < 1:
+    def _clipped(self, norm: float) -> float:
+        """What is left of a gradient of this norm."""
+        limit = self.config.clip or float("inf")
+        return min(1.0, limit / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ has it
+
+    def _scale_gradients(self, factor: float) -> None:
+        if factor != 1:
             torch._foreach_mul_([piece.gradient for piece in self.replicas.pieces()], factor)
+
+
+def shared_out(pieces: Iterable[Piece], ranks: int) -> dict[int, int]:
+    """Which of the replicas reads a parameter's gradient for the norm, by the parameter's id: all hold the same, so
+    each reads as much as the others."""
+    owner, load = {}, [0] * ranks
+    for piece in pieces:
+        owner[id(piece.parameter)] = load.index(min(load))
+        load[owner[id(piece.parameter)]] += len(piece.gradient)
+    return owner
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

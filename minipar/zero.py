@@ -39,11 +39,7 @@ class Shard:
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: Group, name: str, *, keep: bool) -> None:
         self.flat, self.group, self.name, self.keep = Flat(parameters, group.size), group, name, keep
-        self.full = self.flat.buffer()
-        for parameter, view in zip(parameters, self.flat.views(self.full), strict=True):
-            view.copy_(parameter.data)
-            parameter.data = view
-        group.broadcast(self.full, tag=f"zero.first weights {name}")
+        self.full = self.flat.adopt(group, f"zero.first weights {name}")
         self.mine = self.full.chunk(group.size)[group.rank]
         self.gathering: Pending | None = None
         self.here = True

@@ -298,7 +298,12 @@ def with_options(group: Any) -> list[Tensor]:
     model = small_model()
     weights = [p for p in model.parameters() if p.dim() > 1]
     biases = [p for p in model.parameters() if p.dim() == 1]
-    replicas = DataParallel([{"params": weights, "weight_decay": 0.5}, {"params": biases}], group, bucket_bytes=200)
+    replicas = DataParallel(
+        model.parameters(),
+        group,
+        parameter_groups=[{"params": weights, "weight_decay": 0.5}, {"params": biases}],
+        bucket_bytes=200,
+    )
     optimizer = torch.optim.SGD(replicas.parameter_groups(), lr=0.01, momentum=0.9)
     for step in range(3):
         replicas.start()

@@ -50,11 +50,16 @@ def put(engine: Engine, values: dict[str, list[float]]) -> None:
                 piece.gradient[index - piece.start] = value
 
 
+def norm_of(engine: Engine) -> float:
+    nothing = torch.zeros((), dtype=torch.float64)
+    return engine._measure(nothing, nothing)[2].sqrt().item()
+
+
 def norm_of_shards(mesh: Any, config: TrainConfig) -> float:
     """A split parameter with 3 on the first tp rank and 4 on the second, and a replicated one with 12."""
     engine = Engine(mesh, config)
     put(engine, {"blocks.0.mlp.up.weight": [3.0 + mesh.tp.rank], "blocks.2.norm1.weight": [12.0]})
-    return engine._measure(torch.zeros((), dtype=torch.float64)).wait()[1].sqrt().item()
+    return norm_of(engine)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -69,7 +74,7 @@ def norm_of_tied(mesh: Any, config: TrainConfig) -> float:
     engine = Engine(mesh, config)
     copies = {"embedding.word.weight": [3.0, 4.0], "head.output.weight": [3.0, 4.0]}
     put(engine, copies | {"blocks.1.norm1.bias": [12.0]})
-    return engine._measure(torch.zeros((), dtype=torch.float64)).wait()[1].sqrt().item()
+    return norm_of(engine)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +89,7 @@ def test_the_norm_counts_tied_weights_once(shape: tuple[int, int], zero: int) ->
 def clip_to(mesh: Any, config: TrainConfig, values: list[float]) -> list[float]:
     engine = Engine(mesh, config)
     put(engine, {"blocks.0.norm1.weight": values})
-    engine._clip(engine._measure(torch.zeros((), dtype=torch.float64)).wait()[1].sqrt().item())
+    engine._scale_gradients(engine._clipped(norm_of(engine)))
     name = {id(parameter): name for name, parameter in engine.parameters().items()}
     pieces = {name[id(piece.parameter)]: piece.gradient for piece in engine.replicas.pieces()}
     return pieces["blocks.0.norm1.weight"][: len(values)].tolist()
@@ -98,6 +103,36 @@ def test_a_gradient_is_scaled_as_torch_scales_it_just_below_the_limit_too(size: 
     torch.nn.utils.clip_grad_norm_([parameter], 1.0)
     for got in minipar.run(clip_to, plan(dp=1), replace(CONFIG, clip=1.0), values):
         assert got == pytest.approx(parameter.grad.tolist(), rel=1e-14)
+
+
+# Gradients travel during the backward.
+
+
+def arrived_at_launch(mesh: Any, config: TrainConfig) -> tuple[list[int], list[int]]:
+    """How many gradients had arrived when each bucket was launched, and how many each of them waits for."""
+    engine = Engine(mesh, config)
+    order, arrived = engine.replicas._order, list[int]()
+    launch = order.launch
+
+    def launch_and_note(bucket: int) -> None:
+        arrived.append(sum(order.seen))
+        launch(bucket)
+
+    order.launch = launch_and_note
+    rows = RandomBatches(vocab=MODEL.vocab, sequence=MODEL.sequence, global_batch=4).rows(0, 0, 2)
+    engine.step(rows)
+    return arrived, order.counts
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_buckets_leave_during_the_backward_and_not_after_it(zero: int) -> None:
+    """A bucket holds a block's gradients here: it may wait for the few that this block finishes after its last."""
+    config = replace(CONFIG, zero=zero, bucket_bytes=8 * 2000)
+    for arrived, counts in minipar.run(arrived_at_launch, plan(dp=2), config):
+        assert len(counts) >= 4
+        for bucket, seen in enumerate(arrived[:-1]):
+            assert seen <= sum(counts[: bucket + 1]) + 12, (bucket, arrived, counts)
+        assert arrived[0] < sum(counts) / 2
 
 
 # Tokens.

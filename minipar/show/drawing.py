@@ -14,6 +14,7 @@ import os
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from minipar.show.saving import save
 
@@ -65,14 +66,18 @@ def png(svg: str) -> bytes:
         from resvg_py import svg_to_bytes
     except ImportError:
         raise ValueError("a PNG needs the package resvg-py: pip install resvg-py, or name the file .svg") from None
-    fonts = _matplotlib_fonts()
+    fonts: dict[str, Any] = {
+        "font_dirs": _matplotlib_fonts(),
+        "sans_serif_family": "DejaVu Sans",  # matplotlib's own; without a name, resvg looks for Arial alone
+        "monospace_family": "DejaVu Sans Mono",
+    }
     empty = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9">{}</svg>'
     letter = empty.format('<text y="9" font-family="sans-serif">M</text>')
-    if svg_to_bytes(letter, font_dirs=fonts) == svg_to_bytes(empty.format(""), font_dirs=fonts):
+    if svg_to_bytes(letter, **fonts) == svg_to_bytes(empty.format(""), **fonts):
         raise ValueError(
             "a PNG needs a font, and there is none here: install one (fonts-dejavu), or name the file .svg"
         )
-    return bytes(svg_to_bytes(svg, zoom=ZOOM, font_dirs=fonts))
+    return bytes(svg_to_bytes(svg, zoom=ZOOM, **fonts))
 
 
 def _matplotlib_fonts() -> list[str]:
