@@ -383,7 +383,7 @@ def test_a_rank_that_exits_is_named_with_its_code_and_what_its_peers_waited_for(
         group.all_reduce(torch.ones(3))
 
     error = failure(leave, 3)
-    assert str(error).startswith("rank 2 exited with code 3\n")
+    assert str(error).startswith("rank 2 exited with code 3 after barrier in world\n")
     assert "rank 0 waited for all_reduce of 12 bytes in world" in str(error)
     assert error.rank == 2 and {f.kind for f in error.failures} <= {"died", "disconnected"}
 
