@@ -3,17 +3,19 @@
     minipar schedule 1f1b --stages 4 --micro-batches 8
     minipar schedule --compare gpipe,1f1b,interleaved,zb-h1
     minipar schedule --file my_schedule.txt --svg my_schedule.svg
+    minipar schedule 1f1b --measure
 
 Idea    A schedule is data, so it is drawn, timed and refused before any rank exists. Costs are of all layers of a rank:
-        where it has several stages (chunks), each takes its share, so that all schedules do the same work.
-Read    `schedule.py` and `simulate.py` for what is computed here, `show/` for how it is drawn.
+        where it has several stages (chunks), each takes its share, so that all schedules do the same work. With
+        `--measure` ranks run it, too, and sleep as long as an action costs: what is measured stands beside the rest.
+Read    `schedule.py`, `simulate.py` and `paced.py` for what is computed here, `show/` for how it is drawn.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,12 @@ from minipar.order import Schedule, ScheduleError, Send, messages
 from minipar.show import palette, reading, terminal, units, words
 from minipar.show.animation import animate
 from minipar.show.drawing import Drawing
+from minipar.show.overlays import overlay
 from minipar.show.timelines import compare, timeline
 from minipar.simulate import simulate
 
 MOST_ACTIONS = 400_000
+LONGEST_MEASURE = 600  # seconds
 LARGEST_FILE = 1 << 20  # bytes of a typed schedule
 EXAMPLE = "rank 0  F0 F1 B0 B1"
 
@@ -58,6 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("send", 0.0, "a message from rank to rank"),
     ):
         costs.add_argument(f"--{name}", type=number(0, float), default=cost, help=f"{what} (default {cost:g})")
+    costs.add_argument(
+        "--measure",
+        nargs="?",
+        type=number(1, float),
+        const=20.0,
+        metavar="MS",
+        help="run it on real ranks as well, which sleep MS milliseconds for each second of these costs (default 20)",
+    )
     output = parser.add_argument_group("what is told")
     output.add_argument("--json", action="store_true", help="print the answer as JSON, and nothing else")
     for ending, what in (("svg", "the picture"), ("png", "the picture in pixels"), ("html", "a page that plays")):
@@ -66,11 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """A schedule and what it will do."""
+    """A schedule, what it will do, and what it did on real ranks."""
 
     name: str
     order: Schedule
     timeline: Timeline
+    measured: Timeline | None = None
 
 
 def command(options: argparse.Namespace) -> int:
@@ -82,6 +95,9 @@ def command(options: argparse.Namespace) -> int:
     except ScheduleError as error:
         print(f"minipar schedule: {error}", file=sys.stderr, flush=True)
         return 2
+    if options.measure:
+        check_time(runs, options)
+        runs = [measure(one, options) for one in runs]
     save(runs, options)
     if options.json:
         print(as_json([facts(one) for one in runs] if options.compare else facts(runs[0])), end="")
@@ -163,6 +179,31 @@ def run(order: Schedule, options: argparse.Namespace) -> Run:
     return Run(reading.name_of(order), order, seen)
 
 
+def check_time(runs: list[Run], options: argparse.Namespace) -> None:
+    """Raise `ValueError` where measuring would take very long, or messages are to cost what they don't."""
+    from minipar import paced  # with torch, which drawing alone does not need
+
+    seconds = sum(one.timeline.duration for one in runs) * options.measure / 1e3 * paced.STEPS
+    if seconds > LONGEST_MEASURE:
+        raise ValueError(
+            f"--measure {options.measure:g} would take {units.time(seconds)}: choose fewer milliseconds or "
+            "micro-batches, or lower costs"
+        )
+    if options.send:
+        raise ValueError(f"--send {options.send:g} with --measure: messages between real ranks take their own time")
+
+
+def measure(one: Run, options: argparse.Namespace) -> Run:
+    """Have real ranks run it, and read their clocks in the unit of the costs."""
+    from minipar import paced
+
+    scale = options.measure / 1e3
+    costs = (cost * scale / one.order.chunks for cost in (options.forward, options.backward, options.weight))
+    seen = paced.measure(one.order, *costs)
+    spans = (replace(span, start=span.start / scale, end=span.end / scale) for span in seen.spans)
+    return replace(one, measured=Timeline(tuple(spans), seen.ranks))
+
+
 # What is answered.
 
 
@@ -181,8 +222,18 @@ def facts(one: Run) -> dict[str, Any]:
         "held_whole": held_whole(one),
         "messages_per_step": sends(order),
         "actions": [[str(action) for action in row] for row in order.actions],
-        "spans": [{**asdict(span), "kind": span.kind.value} for span in seen.spans],
-    }
+        "spans": listed(seen),
+    } | ({"measured": measured_facts(one.measured)} if one.measured else {})
+
+
+def measured_facts(seen: Timeline) -> dict[str, Any]:
+    """What real ranks did, in the unit of the costs."""
+    return {"bubble": seen.bubble, "duration": seen.duration, "spans": listed(seen)}
+
+
+def listed(seen: Timeline) -> list[dict[str, Any]]:
+    """The spans of a timeline for programs."""
+    return [{**asdict(span), "kind": span.kind.value} for span in seen.spans]
 
 
 def held_whole(one: Run) -> float:
@@ -208,7 +259,9 @@ def save(runs: list[Run], options: argparse.Namespace) -> None:
 
 
 def draw(runs: list[Run]) -> Drawing:
-    """One timeline, or all on one time axis."""
+    """One timeline, the measured over the predicted if there is one; or all on one time axis."""
+    if len(runs) == 1 and runs[0].measured:
+        return overlay(runs[0].measured, runs[0].timeline, runs[0].name)
     if len(runs) == 1:
         return timeline(runs[0].timeline, runs[0].name)
     return compare([one.timeline for one in runs], [one.name for one in runs])
@@ -222,6 +275,8 @@ def show(runs: list[Run], options: argparse.Namespace) -> None:
         console.print(table(runs))
     else:
         console.print(coloured(runs[0], min(console.width, 200)), soft_wrap=True)
+        if runs[0].measured:
+            console.print(measured_lines(runs[0], options.measure), markup=False, soft_wrap=True)
     for path in filter(None, (options.svg, options.png, options.html)):
         console.print(f"written: {path}", markup=False, soft_wrap=True)
 
@@ -237,6 +292,18 @@ def coloured(one: Run, columns: int) -> Text:
     return text.append(f"{'sends':6}  {units.count(sends(one.order), 'message')} in a step")
 
 
+def measured_lines(one: Run, milliseconds: float) -> str:
+    """What real ranks took, beside what was predicted."""
+    seen, expected = one.measured, one.timeline
+    assert seen is not None
+    longer = seen.duration / expected.duration - 1
+    return (
+        f"\nmeasured on {units.count(one.order.ranks, 'real rank')} that sleep {milliseconds:g} ms for a second:\n"
+        f"bubble  {units.share(seen.bubble)}, predicted {units.share(expected.bubble)}\n"
+        f"step    {seen.duration:.2f} s, predicted {expected.duration:.2f} s ({longer:+.1%})"
+    )
+
+
 def message(runs: list[Run]) -> str:
     """What the table shows."""
     first = runs[0].order
@@ -247,7 +314,8 @@ def message(runs: list[Run]) -> str:
 def table(runs: list[Run]) -> Table:
     """A row for each schedule."""
     found = Table(box=None, pad_edge=False, caption_justify="left")
-    for heading in ("schedule", "bubble", "step", "held at most", "messages"):
+    measured = ("measured",) if runs[0].measured else ()
+    for heading in ("schedule", "bubble", *measured, "step", "held at most", "messages"):
         found.add_column(heading, justify="left" if heading == "schedule" else "right")
     unit = units.unit_for(max(one.timeline.duration for one in runs))
     for one in runs:
@@ -255,9 +323,12 @@ def table(runs: list[Run]) -> Table:
         found.add_row(
             one.name if chunks == 1 else f"{one.name}, {chunks} chunks",
             units.share(one.timeline.bubble),
+            *([units.share(one.measured.bubble)] if one.measured else []),
             units.time(one.timeline.duration, unit),
             units.plain(held_whole(one)),
             f"{sends(one.order):,}",
         )
     found.caption = "bubble: idle / busy time. held: micro-batches of a rank's layers."
+    if measured:
+        found.caption += "\nmeasured: the bubble on real ranks that sleep as long as an action costs."
     return found

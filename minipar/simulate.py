@@ -12,16 +12,13 @@ Read    `schedule.py` before; `trace.py` for what really happened.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
-from typing_extensions import assert_never
-
-from minipar.facts import Action, Kind, Span, Timeline
+from minipar.costs import Cost, seconds_of
+from minipar.facts import Action, Span, Timeline
 from minipar.order import Schedule, goes_to, walk
-
-Cost = float | Sequence[float] | Callable[[int, int], float]
 
 
 def simulate(
@@ -45,7 +42,7 @@ def simulate(
     sent before it, and arrives `send` seconds later: a number, or a function of the two ranks (from, to). Neither
     rank is busy meanwhile. Raises `ScheduleError` for a schedule that cannot run.
     """
-    seconds, arrival = _seconds(schedule, forward, backward, weight), _arrival(send, bytes_per_message, bandwidth)
+    seconds, arrival = seconds_of(schedule, forward, backward, weight), _arrival(send, bytes_per_message, bandwidth)
     ranks = schedule.ranks
     latest: list[Span | None] = [None] * ranks
     done: dict[Action, _Done] = {}
@@ -80,38 +77,6 @@ def _critical_path(done: dict[Action, _Done]) -> tuple[Span, ...]:
         path.append(span)
         span = done[span.action].awaited
     return tuple(reversed(path))
-
-
-def _seconds(schedule: Schedule, forward: Cost, backward: Cost, weight: Cost) -> Callable[[Action], float]:
-    """How long an action takes."""
-    f, b, w = (
-        _per_stage(name, cost, schedule.stages)
-        for name, cost in (("forward", forward), ("backward", backward), ("weight", weight))
-    )
-
-    def seconds(action: Action) -> float:
-        stage, micro_batch = action.stage, action.micro_batch
-        match action.kind:
-            case Kind.FORWARD:
-                return f(stage, micro_batch)
-            case Kind.BACKWARD:
-                both = stage not in schedule.splits_backward
-                return b(stage, micro_batch) + (w(stage, micro_batch) if both else 0.0)
-            case Kind.WEIGHT:
-                return w(stage, micro_batch)
-            case _:
-                assert_never(action.kind)
-
-    return seconds
-
-
-def _per_stage(name: str, cost: Cost, stages: int) -> Callable[[int, int], float]:
-    if callable(cost):
-        return cost
-    costs = list(cost) if isinstance(cost, Iterable) else [cost] * stages
-    if len(costs) != stages or any(seconds < 0 for seconds in costs):
-        raise ValueError(f"{name}={cost!r}: give seconds, or a list for the {stages} stages, none negative")
-    return lambda stage, micro_batch: costs[stage]
 
 
 def _arrival(
