@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from minipar import launch
 from minipar.arguments import LARGEST, PROGRAM, Parser, complain, in_torchrun, number
 from minipar.files import as_json, check_writable, write_whole
+from minipar.link import FORM, asked_network
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -116,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_verify(commands)
     add_bench(commands)
     add_schedule(commands)
+    add_links(commands)
     add_doctor(commands)
     return parser
 
@@ -135,6 +137,9 @@ def add_train(commands: Any) -> None:
     add_cuts(parser.add_argument_group("how the work is cut"))
     add_model(parser.add_argument_group("the model"))
     add_training(parser.add_argument_group("training"))
+    slow = parser.add_argument_group("a slow network, on one machine")
+    slow.add_argument("--nodes", type=number(1), help="deal the ranks to so many nodes, neighbours together")
+    slow.add_argument("--link", metavar="SPEED", help=f"what joins the nodes, {FORM}; see minipar links")
     keeping = parser.add_argument_group("checkpoints")
     keeping.add_argument("--save", metavar="FOLDER", help="write a checkpoint at the end")
     keeping.add_argument("--save-every", type=number(1), metavar="N", help="and every N steps")
@@ -234,6 +239,7 @@ def train(options: argparse.Namespace) -> int:
     with Progress(quiet=options.json or not speaks) as progress:
         kept = {"save": options.save, "save_every": options.save_every or 0, "resume": options.resume}
         kept["trace"] = options.trace is not None
+        kept["network"] = asked_network(options.nodes, options.link, plan(**shape).size)
         outcome = job.run(job.Job(config, plan(**shape), options.data, options.backend, **kept), progress.hear)
         if outcome is None:
             return 0
@@ -336,6 +342,43 @@ def add_schedule(commands: Any) -> None:
 
 
 # minipar doctor
+
+
+def add_links(commands: Any) -> None:
+    """The options of `minipar links`."""
+    parser = commands.add_parser(
+        "links",
+        help="layouts of the same ranks over slow links between nodes",
+        description="Train on each layout of some ranks, dealt to nodes that a slow link joins: the time of a step, "
+        "measured beside predicted.",
+    )
+
+    parser.add_argument("--ranks", type=number(2, high=64), default=4, help="of all nodes (default 4)")
+    parser.add_argument("--nodes", type=number(2, high=64), default=2, help="machines to deal them to (default 2)")
+    speeds = "10gbit,1gbit,200mbit"
+    parser.add_argument("--links", default=speeds, help=f"between the nodes, each {FORM} (default {speeds})")
+    parser.add_argument("--layouts", help="by comma: dp4,dp2.tp2 (default: all over up to two axes)")
+    for name, value, what in (
+        ("layers", 4, "blocks"),
+        ("hidden", 256, "width"),
+        ("heads", 8, "attention heads"),
+        ("vocab", 1024, "size of the vocabulary"),
+        ("sequence", 128, "tokens in a row"),
+        ("global-batch", 16, "rows of a step"),
+        ("micro-batches", 4, "parts of each replica's batch"),
+    ):
+        parser.add_argument(f"--{name}", type=number(1, high=10**6), default=value, help=f"{what} (default {value})")
+    parser.add_argument("--zero", type=number(0), default=0, metavar="STAGE", help="ZeRO stage: 0, 1, 2 or 3")
+    parser.add_argument("--report", metavar="FILE", help="write the table as JSON")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON, and nothing else")
+    parser.set_defaults(command=links)
+
+
+def links(options: argparse.Namespace) -> int:
+    """`minipar links`"""
+    from minipar.links import command
+
+    return command(options)
 
 
 def add_doctor(commands: Any) -> None:

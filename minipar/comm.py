@@ -11,11 +11,8 @@ Read    `launch.py` before (where ranks come from), `mesh.py` after (which group
 
 What gloo lacks is made good here, once: it has no average, and its reduce-scatter is an all-reduce of everything
 with the rest thrown away. On gloo, `all_gather` and `reduce_scatter` are therefore pairwise exchanges: each rank
-sends (n-1)/n of the buffer instead of twice that. A small all_reduce, where the number of rounds counts and not the
-bytes, is an exchange too: each rank sends the others all it has and adds up for itself (on 2 cores, 8 ranks: 4 ms in
-place of 19).
-
-This is the only file that imports torch.distributed.
+sends (n-1)/n of the buffer instead of twice that. A small all_reduce, where rounds count and not bytes, is an exchange
+of everything (8 ranks on 2 cores: 4 ms in place of 19). This is the only file that imports torch.distributed.
 """
 
 from __future__ import annotations
@@ -34,6 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from minipar.message import Background, header_of, sized
 from minipar.message import Message as Message
 from minipar.message import Pending as Pending
 from minipar.message import Wire as Wire
@@ -73,6 +71,11 @@ class Group:
         """ "gloo" (CPU) or "nccl" (GPU)."""
         return str(dist.get_backend(self.handle))
 
+    @property
+    def slow(self) -> bool:
+        """Whether some of its messages go through a slow link (see `link.py`)."""
+        return self.wire.line is not None and any(map(self.wire.line.crosses, self.ranks))
+
     # Collectives: every rank of the group calls them, in the same order.
 
     def all_reduce(self, tensor: Tensor, op: Reduction = "sum", *, tag: str = "", async_op: bool = False) -> Any:
@@ -92,13 +95,14 @@ class Group:
         if self.backend == "gloo" and message.bytes <= DIRECT_BYTES:
             arrived = [whole if rank == self.rank else torch.empty_like(whole) for rank in range(self.size)]
             works = self._exchange([whole] * self.size, arrived)
+        elif self.slow:
+            arrived, works = [whole], [self._in_two_rounds(whole, op)]
         else:
             reduce = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(op, dist.ReduceOp.SUM)
             arrived, works = [whole], [dist.all_reduce(whole, op=reduce, group=self.handle, async_op=True)]
 
         def finish() -> Tensor:
-            combine = {"max": torch.maximum, "min": torch.minimum}.get(op, torch.add)
-            total = functools.reduce(combine, arrived)  # in the order of the ranks: the same bits on each
+            total = functools.reduce(_COMBINE.get(op, torch.add), arrived)  # in their order: the same bits on each rank
             if op == "mean":
                 total = total.div_(self.size)
             return tensor if total is tensor else tensor.copy_(total)
@@ -193,8 +197,8 @@ class Group:
         message = self._launch("send", tensor, tag, peer=to)
         whole = tensor.contiguous()
         number = self._sent[to] = self._sent.get(to, 0) + 1
-        works = [dist.isend(self._header(whole), self.ranks[to], self.handle, 2 * number)] if self.wire.check else []
-        works.append(dist.isend(whole, self.ranks[to], self.handle, 2 * number + 1))
+        works = [dist.isend(header_of(whole), self.ranks[to], self.handle, 2 * number)] if self.wire.check else []
+        works.append(self._isend(whole, to, 2 * number + 1))
         return self._answer(message, works, lambda: whole, async_op)
 
     def recv(self, tensor: Tensor, source: int, *, tag: str = "", async_op: bool = False) -> Any:
@@ -206,15 +210,15 @@ class Group:
         message.bytes = 0
         number = self._received[source] = self._received.get(source, 0) + 1
         if self.wire.check:
-            header = torch.empty_like(self._header(tensor))
+            header = torch.empty_like(header_of(tensor))
             self.wire.waiting(describe(message))
             Pending(
                 self.wire, None, [dist.irecv(header, self.ranks[source], self.handle, 2 * number)], lambda: header
             ).wait()
-            if not torch.equal(header, self._header(tensor)):
+            if not torch.equal(header, header_of(tensor)):
                 raise ValueError(
-                    f"{describe(message)}: rank {source} sent {_sized(header)}, "
-                    f"but the buffer here has {_sized(self._header(tensor))}"
+                    f"{describe(message)}: rank {source} sent {sized(header)}, "
+                    f"but the buffer here has {sized(header_of(tensor))}"
                 )
         work = dist.irecv(tensor, self.ranks[source], self.handle, 2 * number + 1)
         return self._answer(message, [work], lambda: tensor, async_op)
@@ -271,21 +275,42 @@ class Group:
     def _done(self, tensor: Tensor, async_op: bool) -> Any:
         return Pending(self.wire, None, [], lambda: tensor) if async_op else tensor
 
-    def _exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> list[Any]:
+    def _exchange(self, out: Sequence[Tensor], into: Sequence[Tensor], tag: int | None = None) -> list[Any]:
         """Send `out[r]` to each other rank r and receive `into[r]` from it, nearest neighbour first."""
-        self._sequence += 1
-        tag = (1 << 30) + self._sequence % (1 << 29)  # apart from the tags of send and recv
+        tag = self._next_tag() if tag is None else tag
         works = []
         for step in range(1, self.size):
             to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
             works.append(dist.irecv(into[source], self.ranks[source], self.handle, tag))
-            works.append(dist.isend(out[to], self.ranks[to], self.handle, tag))
+            works.append(self._isend(out[to], to, tag))
         return works
 
-    def _header(self, tensor: Tensor) -> Tensor:
-        return torch.tensor(
-            [tensor.numel(), _DTYPES.index(tensor.dtype) if tensor.dtype in _DTYPES else -1], device=tensor.device
-        )
+    def _next_tag(self) -> int:
+        self._sequence += 1
+        return (1 << 30) + self._sequence % (1 << 29)  # apart from the tags of send and recv
+
+    def _isend(self, tensor: Tensor, to: int, tag: int) -> Any:
+        line, rank, tensor = self.wire.line, self.ranks[to], tensor.detach()  # another thread may send it
+        if line is not None and line.crosses(rank):
+            return line.send(tensor.nbytes, lambda: dist.isend(tensor, rank, self.handle, tag))
+        return dist.isend(tensor, rank, self.handle, tag)
+
+    def _in_two_rounds(self, whole: Tensor, op: Reduction) -> Background:
+        """An all_reduce of messages that a slow link can hold back: each rank adds up one share, and sends the sum."""
+        shares = whole.detach().view(-1).tensor_split(self.size)
+        mine = shares[self.rank]
+        arrived = [mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.size)]
+        first, second = self._next_tag(), self._next_tag()
+        works = self._exchange(shares, arrived, first)
+
+        def add_and_send() -> None:
+            for work in works:
+                work.wait()
+            mine.copy_(functools.reduce(_COMBINE.get(op, torch.add), arrived))
+            for work in self._exchange([mine] * self.size, shares, second):
+                work.wait()
+
+        return Background(add_and_send)
 
     def _agree(self, message: Message, tensor: Tensor, how: str) -> None:
         """Raise unless every rank of the group makes the same call now; `how` says more of the operation."""
@@ -298,12 +323,7 @@ class Group:
             raise ValueError(f"the ranks of {self.name} do not make the same call: {lines}")
 
 
-_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool]
-
-
-def _sized(header: Tensor) -> str:
-    numel, dtype = header.tolist()
-    return f"{numel} {str(_DTYPES[dtype]).removeprefix('torch.')}"
+_COMBINE = {"max": torch.maximum, "min": torch.minimum}  # any other operation adds
 
 
 # torch renamed these two; either name will do.

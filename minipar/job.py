@@ -16,13 +16,13 @@ import time
 import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from minipar import comm, corpus, ledger, memory, report, trace
+from minipar import comm, corpus, ledger, link, memory, replay, report, trace
 from minipar import schedule as schedules
 from minipar.facts import Footprint
 from minipar.launch import RANK_BYTES, World, under_torchrun
@@ -30,6 +30,7 @@ from minipar.mesh import Mesh
 from minipar.report import RankFacts
 from minipar.train import Engine, TrainConfig, check
 
+FULL_SPEED = 6  # steps before a slow link is put in; the last half of them is what the prediction stands on
 KEPT_STEPS = 5  # spans and messages are kept for the last few steps only
 EVENT = "\x1eminipar "  # marks the lines with which rank 0 tells the launcher of its progress
 
@@ -48,6 +49,7 @@ class Job:
     save_every: int = 0  # steps; 0: at the end only
     resume: str | None = None  # a folder with checkpoints
     trace: bool = False  # keep the messages of the last steps
+    network: link.Network | None = None  # the nodes to which the ranks are dealt, and the slow link between them
 
 
 @dataclass
@@ -66,6 +68,7 @@ def run(job: Job, on_event: OnEvent) -> Outcome | None:
     """
     started = time.time()
     check(job.config, job.mesh.shape)
+    check_network(job)
     comm.choose_backend(int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else job.mesh.size, job.backend)
     if not under_torchrun():
         check_memory(job)
@@ -77,8 +80,11 @@ def run(job: Job, on_event: OnEvent) -> Outcome | None:
         with World(job.mesh, backend=job.backend) as world:
             found = world.call(_train_and_tell, (job, started, on_event), timeout=None)
         return found[0] if os.environ["RANK"] == "0" else None
-    with World(job.mesh, backend=job.backend, on_output=lambda stream, text: _hear(stream, text, on_event)) as world:
-        found = world.call(_train_and_print, (job, started), timeout=None)
+    hear = lambda stream, text: _hear(stream, text, on_event)
+    with link.board(job.network.nodes if job.network else 1) as board:
+        job = replace(job, network=job.network and replace(job.network, board=board))
+        with World(job.mesh, backend=job.backend, on_output=hear) as world:
+            found = world.call(_train_and_print, (job, started), timeout=None)
     return found[0]
 
 
@@ -104,6 +110,26 @@ def check_memory(job: Job) -> None:
         raise ValueError(
             f"{job.mesh.size} ranks of this model need about {need / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB "
             "are free: choose a smaller model or batch, more micro-batches, fewer ranks, or a higher --zero"
+        )
+
+
+def check_network(job: Job) -> None:
+    """Raise `ValueError` if a slow link is asked for where there can be none, or for too short a time."""
+    if job.network is None:
+        return
+    if under_torchrun():
+        raise ValueError("the ranks of torchrun have a network of their own: leave out --nodes and --link")
+    if job.backend == "nccl":
+        raise ValueError("only messages of gloo are slowed down: leave out --backend nccl, or --nodes and --link")
+    begin = 0
+    if job.resume:
+        from minipar import checkpoint
+
+        begin = checkpoint.find(job.resume).step
+    if job.config.steps - begin <= FULL_SPEED:
+        raise ValueError(
+            f"--steps {job.config.steps} is too short for --link: the first {FULL_SPEED} steps run at full speed, to "
+            f"predict the others; choose more than {begin + FULL_SPEED}"
         )
 
 
@@ -147,7 +173,10 @@ def _train_and_tell(mesh: Mesh, job: Job, started: float, tell: OnEvent) -> Outc
     everyone = mesh.world.gather_objects(facts)
     if mesh.world.rank != 0:
         return None
-    return Outcome(report.make(job.config, mesh, everyone, mesh.world.backend), everyone)
+    made = report.make(job.config, mesh, everyone, mesh.world.backend)
+    if job.network:
+        made["network"] = report.network(job.network, mesh, everyone, FULL_SPEED)
+    return Outcome(made, everyone)
 
 
 def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFacts:
@@ -170,10 +199,14 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
     facts = report.RankFacts([], [], [], time.time() - started, [], [], [], {}, Footprint(), 0, 0)
     say({"event": "start", "seconds": facts.startup_seconds, "begin": begin, "steps": config.steps})
     for step in range(begin, config.steps):
+        if job.network and step == begin + FULL_SPEED:
+            wire.line = link.Line(job.network, mesh.world.rank)
         start = perf_counter()
         with meter if step == begin else nullcontext():
             result = engine.step(batches.rows(step, first, first + rows))
         facts.step_seconds.append(perf_counter() - start)
+        if job.network and FULL_SPEED // 2 <= step - begin < FULL_SPEED:
+            facts.full_speed.append(replay.Step(start, start + facts.step_seconds[-1], list(wire.messages)))
         facts.losses.append(result.loss)
         facts.gradient_norms.append(result.gradient_norm)
         _collect(facts, engine, wire, job.trace)
@@ -182,6 +215,7 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
         if job.save and (step + 1 == config.steps or (job.save_every and (step + 1) % job.save_every == 0)):
             checkpoint.save(engine, mesh, job.save)
             wire.messages.clear()
+    wire.line = None
     held = engine.replicas.held_bytes()
     facts.footprint = trace.footprint(held, engine.optimizer, meter.peak)
     facts.buffers = held.get("buffers", 0)

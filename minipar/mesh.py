@@ -108,6 +108,10 @@ class Mesh:
             for place in product(*(range(self.shape[name]) for name in others))
         ]
 
+    def members(self, rank: int, name: str) -> list[int]:
+        """The world ranks of a rank's group along an axis; of "world", all."""
+        return list(range(self.size)) if name == "world" else next(g for g in self.groups(name) if rank in g)
+
 
 def plan(pp: int = 1, dp: int = 1, tp: int = 1) -> Mesh:
     """A mesh that no rank has joined, wherever it is called."""

@@ -8,13 +8,18 @@ Read    `comm.py` next: the groups, which send.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from minipar.link import Line
 
 
 @dataclass(slots=True)
@@ -42,13 +47,15 @@ class Wire:
 
     `waiting(text)` is called before a rank may block and `waiting("")` after; the launcher reads it when ranks are
     stuck. With `check` on, the ranks of a group first agree on each call (operation, tag, size), and a call that
-    differs raises `ValueError` instead of a wrong sum or an abort; that doubles the number of messages.
+    differs raises `ValueError` instead of a wrong sum or an abort; that doubles the number of messages. A `line` slows
+    down what goes to other nodes.
     """
 
     messages: list[Message] = field(default_factory=list)
     waiting: Callable[[str], None] = lambda text: None
     check: bool = False
     state: SimpleNamespace = field(default_factory=SimpleNamespace)
+    line: Line | None = None
 
 
 class Pending:
@@ -74,8 +81,47 @@ class Pending:
         return self._result
 
 
+class Background:
+    """Work that goes on in a thread of its own until `wait()` returns."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            with torch.no_grad():  # which is off in a new thread
+                work()
+        except BaseException as error:
+            self._error = error
+
+    def wait(self) -> None:
+        """Block until it is done; raise what it raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
 def describe(message: Message) -> str:
     """'all_reduce of 4096 bytes in dp (dp.grad bucket 3)': how errors and stuck ranks speak of a message."""
     peer = "" if message.peer is None else f" {'to' if message.op == 'send' else 'from'} rank {message.peer}"
     size = f" of {message.bytes} bytes" if message.bytes else ""
     return f"{message.op}{size}{peer} in {message.group}" + (f" ({message.tag})" if message.tag else "")
+
+
+# What check mode sends ahead of a message: how much will come, and of what.
+
+_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool]
+
+
+def header_of(tensor: Tensor) -> Tensor:
+    """Number of elements, and of the dtype: `[2]`."""
+    dtype = _DTYPES.index(tensor.dtype) if tensor.dtype in _DTYPES else -1
+    return torch.tensor([tensor.numel(), dtype], device=tensor.device)
+
+
+def sized(header: Tensor) -> str:
+    """'12 float32'."""
+    numel, dtype = header.tolist()
+    return f"{numel} {str(_DTYPES[dtype]).removeprefix('torch.')}"

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from statistics import mean, median
 from typing import Any
 
@@ -18,10 +19,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from minipar import ledger, pp, trace
+from minipar import ledger, pp, replay, trace
 from minipar import schedule as schedules
 from minipar.comm import Message
 from minipar.facts import Action, Footprint, Kind, Span, Timeline, Traffic
+from minipar.link import Network
 from minipar.mesh import Mesh
 from minipar.simulate import simulate
 from minipar.train import DTYPES, TrainConfig, micro_batches_of
@@ -42,6 +44,7 @@ class RankFacts:
     footprint: Footprint
     buffers: int
     peak_bytes: int
+    full_speed: list[replay.Step] = field(default_factory=list)  # the last steps before a slow link
 
 
 def shape_of(config: TrainConfig, mesh: Mesh) -> ledger.Shape:
@@ -206,6 +209,23 @@ def memory(config: TrainConfig, shape: ledger.Shape, mesh: Mesh, facts: Sequence
     return rows
 
 
+def network(slow: Network, mesh: Mesh, facts: Sequence[RankFacts], steps: int) -> dict[str, Any]:
+    """A step over the slow link, measured and predicted, after so many `steps` at full speed. The prediction knows
+    nothing of the link but its latency and bandwidth: see `replay.py`."""
+    seconds = [max(taken) for taken in zip(*(rank.step_seconds for rank in facts), strict=True)]
+    full = list(zip(*(rank.full_speed for rank in facts), strict=True))
+    return {
+        "nodes": slow.nodes,
+        "link": str(slow.link),
+        "bytes_per_second": slow.link.bandwidth,
+        "latency_seconds": slow.link.latency,
+        "steps_at_full_speed": steps,
+        "full_speed_step_seconds": median(max(one.end - one.begin for one in step) for step in full),
+        "measured_step_seconds": median(seconds[steps:]),
+        "predicted_step_seconds": median(replay.predict(step, cache(mesh.members), slow) for step in full),
+    }
+
+
 # For people.
 
 
@@ -234,6 +254,14 @@ def show(report: dict[str, Any], console: Console) -> None:
         console.print(
             f"bubble {bubble['measured']:.0%} of busy time; from the stages' own times {bubble['predicted']:.0%}, "
             f"with equal stages {bubble['ideal']:.0%}"
+        )
+    if "network" in report:
+        net = report["network"]
+        full, measured, predicted = (net[f"{key}_step_seconds"] for key in ("full_speed", "measured", "predicted"))
+        console.print(
+            f"{net['nodes']} nodes joined by {net['link']}: a step takes {1e3 * measured:.0f} ms, predicted "
+            f"{1e3 * predicted:.0f} ms ({predicted / measured - 1:+.0%});\n"
+            f"the first {net['steps_at_full_speed']} steps, at full speed, {1e3 * full:.0f} ms"
         )
     console.print()
     _show_messages(report, console)

@@ -1,0 +1,168 @@
+"""A slow link between machines, on one laptop: real messages, held back as long as the link would need for them.
+
+Idea    Ranks are dealt to nodes. A message to a rank of the same node goes at once; one to another node first waits
+        for the node's outgoing line, which all ranks of the node share and which passes on one message after another:
+        bytes / bandwidth each. It arrives `latency` later. Only then is it really sent. So everything that waits for
+        it waits as it would on such a network, and what overlaps with computing still does.
+
+            node 0   rank 0 --\\                         /--> rank 2   node 1
+                               >== line: 1 Gbit/s ======<
+                     rank 1 --/     one after another    \\--> rank 3
+
+Cost    A thread in each rank, asleep but for the moments of sending.
+Source  The alpha-beta model of a message, latency + bytes / bandwidth: Hockney 1994, 'The communication challenge for
+        MPP'. Checked against two network namespaces joined by a throttled veth pair in `tests/test_link.py`.
+Read    `comm.py` after, which sends through it; `replay.py` for the prediction.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import re
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from time import perf_counter, sleep
+from typing import Any
+
+FORM = "such as 1gbit, 200mbit or 10gbit:50us (with a latency)"
+BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+LATENCY = 50e-6  # seconds: what a message takes between two machines of a rack, if nothing else is said
+
+
+@dataclass(frozen=True)
+class Link:
+    """`bandwidth` in bytes a second, in each direction; `latency` in seconds."""
+
+    bandwidth: float
+    latency: float = LATENCY
+
+    def __str__(self) -> str:
+        bits = 8 * self.bandwidth
+        unit = next(unit for unit in reversed(BITS) if bits >= BITS[unit] or unit == "kbit")
+        return f"{bits / BITS[unit]:g}{unit}" + ("" if self.latency == LATENCY else f":{1e6 * self.latency:g}us")
+
+
+def parse(text: str) -> Link:
+    """'1gbit', '200mbit:100us'. Raises `ValueError`, one line, for anything else."""
+    number = r"(\d+(?:\.\d+)?)"
+    found = re.fullmatch(rf"{number}\s*([kmg]bit)(?:/s)?(?::{number}\s*(us|ms|s))?", text.strip().lower())
+    if not found or not float(found[1]):
+        raise ValueError(f"link {text!r} is no speed: give one {FORM}")
+    latency = float(found[3]) * SECONDS[found[4]] if found[3] else LATENCY
+    return Link(float(found[1]) * BITS[found[2]] / 8, latency)
+
+
+@dataclass(frozen=True)
+class Network:
+    """`ranks` dealt to `nodes` in equal runs, neighbours together; `board` is the file in which the ranks of a node
+    note until when its line is taken."""
+
+    nodes: int
+    ranks: int
+    link: Link
+    board: str = ""
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.ranks % self.nodes:
+            choices = ", ".join(str(n) for n in range(1, self.ranks + 1) if self.ranks % n == 0)
+            raise ValueError(f"{self.ranks} ranks cannot be dealt to {self.nodes} nodes: choose nodes from {choices}")
+
+    def node(self, rank: int) -> int:
+        """The node of a rank of the world."""
+        return rank // (self.ranks // self.nodes)
+
+
+def asked_network(nodes: int | None, text: str | None, ranks: int) -> Network | None:
+    """The network that a command's --nodes and --link ask for, if any. Raises `ValueError` for half a network."""
+    if nodes is None and text is None:
+        return None
+    if nodes is None or text is None:
+        raise ValueError("--nodes and --link go together, such as --nodes 2 --link 1gbit: give both, or neither")
+    return Network(nodes, ranks, parse(text))
+
+
+@contextmanager
+def board(nodes: int) -> Iterator[str]:
+    """A file for `Network.board`, as long as it is needed."""
+    descriptor, path = tempfile.mkstemp(prefix="minipar-link-")
+    try:
+        os.write(descriptor, bytes(8 * nodes))
+        os.close(descriptor)
+        yield path
+    finally:
+        os.unlink(path)
+
+
+class Held:
+    """A message that waits for its turn: `wait()` returns when it has been sent."""
+
+    def __init__(self, at: float, post: Callable[[], Any]) -> None:
+        self.at, self._post, self._sent = at, post, threading.Event()
+        self._work: Any = None
+        self._error: BaseException | None = None
+
+    def send(self) -> None:
+        """Send it now."""
+        try:
+            self._work = self._post()
+        except BaseException as error:
+            self._error = error
+        self._sent.set()
+
+    def wait(self) -> None:
+        """Block until it is sent; raise what went wrong."""
+        self._sent.wait()
+        if self._error is not None:
+            raise self._error
+        self._work.wait()
+
+
+class Line:
+    """The outgoing line of a node, as one of its ranks uses it."""
+
+    def __init__(self, network: Network, rank: int) -> None:
+        self.network, self.node = network, network.node(rank)
+        self._board = open(network.board, "r+b")  # noqa: SIM115 -- as long as the line
+        self._taken = mmap.mmap(self._board.fileno(), 8 * network.nodes)
+        self._queue: SimpleQueue[Held | None] = SimpleQueue()
+        threading.Thread(target=self._send, name="line", daemon=True).start()
+
+    def crosses(self, rank: int) -> bool:
+        """Whether a rank of the world is on another node."""
+        return self.network.node(rank) != self.node
+
+    def send(self, size: int, post: Callable[[], Any]) -> Held:
+        """Have `post` send a message of so many bytes when the link would have brought it to the other side."""
+        held = Held(self._reserve(size) + self.network.link.latency, post)
+        self._queue.put(held)
+        return held
+
+    def close(self) -> None:
+        """No more messages will come."""
+        self._queue.put(None)
+
+    def _reserve(self, size: int) -> float:
+        """When the line has passed on this message, after all that were given to it before, by whichever rank."""
+        place = 8 * self.node
+        fcntl.flock(self._board, fcntl.LOCK_EX)
+        try:
+            (taken,) = struct.unpack_from("d", self._taken, place)
+            end: float = max(perf_counter(), taken) + size / self.network.link.bandwidth
+            struct.pack_into("d", self._taken, place, end)
+        finally:
+            fcntl.flock(self._board, fcntl.LOCK_UN)
+        return end
+
+    def _send(self) -> None:
+        while (held := self._queue.get()) is not None:
+            while (early := held.at - perf_counter()) > 0:
+                sleep(early)
+            held.send()
