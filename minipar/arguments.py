@@ -39,8 +39,10 @@ class Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-def number(low: float, kind: Callable[[str], Any] = int, high: int = LARGEST) -> Callable[[str], Any]:
-    """An argparse type: a number from `low` to `high`, or any that is not infinite."""
+def number(low: float, kind: Callable[[str], Any] = int, high: float | None = None) -> Callable[[str], Any]:
+    """An argparse type: a number from `low` to `high`; by default to `LARGEST` if it is whole, else any finite one."""
+    if high is None:
+        high = LARGEST if kind is int else float("inf")
 
     def read(text: str) -> Any:
         try:
@@ -48,10 +50,9 @@ def number(low: float, kind: Callable[[str], Any] = int, high: int = LARGEST) ->
         except ValueError:
             shown = repr(text if len(text) < 40 else text[:40] + "...")
             raise argparse.ArgumentTypeError(f"{shown} is not a {'whole ' if kind is int else ''}number") from None
-        if not low <= value < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text} is out of range: choose from {low:g} up")
-        if kind is int and value > high:
-            raise argparse.ArgumentTypeError(f"{text} is out of range: choose from {low:g} to {high:,}")
+        if not low <= value <= high or value == float("inf"):
+            upper = "up" if high == float("inf") else f"to {high:,}"
+            raise argparse.ArgumentTypeError(f"{text} is out of range: choose from {low:g} {upper}")
         return value
 
     read.__name__ = "number"

@@ -15,9 +15,11 @@ Read    `corpus.py`, which keeps its tokens here.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import json
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -49,7 +51,9 @@ def temporary_folder() -> Path:
         status = os.lstat(folder)
         if status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode):
             return folder
-    return Path(tempfile.mkdtemp(prefix="minipar-"))  # someone else was there first
+    own = Path(tempfile.mkdtemp(prefix="minipar-"))  # someone else was there first
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return own
 
 
 def cached(name: str, build: Callable[[], Kept], folder: Path | None = None) -> Kept:
@@ -61,6 +65,7 @@ def cached(name: str, build: Callable[[], Kept], folder: Path | None = None) -> 
         return load_or_build((folder or cache_folder()) / name, build)
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
         instead = temporary_folder()
+        os.environ["MINIPAR_CACHE"] = str(instead)  # ranks look there at once, and say nothing
         print(f"minipar: cannot use the cache ({error}): using {instead}", file=sys.stderr)
     return load_or_build(instead / name, build)
 

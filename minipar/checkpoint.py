@@ -21,7 +21,9 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass, replace
+import warnings
+import zlib
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as read_runs
 from torch.distributed.checkpoint.state_dict_saver import save as write_runs
 
+from minipar import faults
 from minipar.mesh import Mesh
 from minipar.split import split_of
 from minipar.train import Engine, TrainConfig
@@ -42,11 +45,13 @@ FACTS = "minipar.json"  # written last: a folder with it is complete
 
 @dataclass(frozen=True)
 class Saved:
-    """A complete checkpoint: its folder, after how many steps it was made, and the model in it."""
+    """A complete checkpoint: its folder, after how many steps it was made, the model in it, and the checksum of each
+    of its files."""
 
     path: Path
     step: int
     model: dict[str, Any]
+    files: dict[str, int] = field(default_factory=dict)
 
 
 def find(folder: str | Path) -> Saved:
@@ -69,7 +74,9 @@ def find(folder: str | Path) -> Saved:
 def _read_facts(path: Path) -> Saved:
     try:
         facts = json.loads((path / FACTS).read_text())
-        return Saved(path, int(facts["step"]), dict(facts["model"]))
+        if not int(facts["step"]) > 0:
+            raise ValueError(f"step {facts['step']}")
+        return Saved(path, int(facts["step"]), dict(facts["model"]), dict(facts.get("files", {})))
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise ValueError(f"checkpoint {path} is damaged ({error}): remove it to use the one before") from None
 
@@ -83,6 +90,40 @@ def check(saved: Saved, config: TrainConfig) -> None:
         raise ValueError(f"checkpoint {saved.path} holds another model: {'; '.join(different)}")
 
 
+def check_whole(saved: Saved) -> None:
+    """Raise `ValueError`, one line, if a file of the checkpoint is missing or is not what was saved."""
+    for name, expected in saved.files.items():
+        try:
+            found = _checksum(saved.path / name)
+        except OSError as error:
+            raise _damaged(saved, f"{name}: {error.strerror}") from None
+        if found != expected:
+            raise _damaged(saved, f"{name} is not as it was saved")
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 24):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def _damaged(saved: Saved, reason: str) -> faults.Refusal:
+    return faults.Refusal(f"checkpoint {saved.path} is damaged ({reason}): remove it to use the one before")
+
+
+def check_free(folder: str | Path, begin: int) -> None:
+    """Raise `ValueError` if `folder` has checkpoints of later steps than `begin`, from which this run goes on: they
+    are another run's, and would be mixed with this one's, or taken for them."""
+    steps = [int(path.name[5:]) for path in Path(folder).glob("step-*") if path.name[5:].isdigit()]
+    if max(steps, default=0) > begin:
+        raise ValueError(
+            f"{folder} holds checkpoints of another run, up to step {max(steps)}: choose another folder for --save, or "
+            f"go on from there with --resume {folder}"
+        )
+
+
 def check_place(folder: str | Path) -> None:
     """Raise `ValueError`, one line, if checkpoints could not be written into `folder`, which is made if need be."""
     folder = Path(folder)
@@ -91,7 +132,8 @@ def check_place(folder: str | Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ValueError(f"cannot save into {folder} ({error.strerror}): choose another folder") from None
+        why = "it is a file" if folder.is_file() else error.strerror
+        raise ValueError(f"cannot save into {folder} ({why}): choose another folder") from None
 
 
 # Saving.
@@ -99,7 +141,16 @@ def check_place(folder: str | Path) -> None:
 
 def save(engine: Engine, mesh: Mesh, folder: str | Path, *, keep: int = 2) -> None:
     """Write a checkpoint of this step into `folder`; every rank calls it. The last `keep` ones stay."""
-    folder = Path(folder)
+    try:
+        _save(engine, mesh, Path(folder), keep)
+    except (CheckpointException, OSError, RuntimeError) as error:
+        raise faults.Refusal(
+            f"cannot save into {folder} ({_reason(error)}): make room there, or choose another folder; the checkpoints "
+            "before are whole"
+        ) from None
+
+
+def _save(engine: Engine, mesh: Mesh, folder: Path, keep: int) -> None:
     partial, final = folder / f".partial-{engine.step_number:08d}", folder / f"step-{engine.step_number:08d}"
     if mesh.world.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +159,8 @@ def save(engine: Engine, mesh: Mesh, folder: str | Path, *, keep: int = 2) -> No
     mesh.world.barrier()
     write_runs(_named_runs(engine), checkpoint_id=partial, process_group=mesh.world.handle)
     if mesh.world.rank == 0:
-        facts = {"format": FORMAT, "step": engine.step_number, "model": asdict(engine.config.model)}
+        files = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
+        facts = {"format": FORMAT, "step": engine.step_number, "model": asdict(engine.config.model), "files": files}
         _write_durably(partial / FACTS, json.dumps(facts))
         if final.exists():
             shutil.rmtree(final)
@@ -116,6 +168,14 @@ def save(engine: Engine, mesh: Mesh, folder: str | Path, *, keep: int = 2) -> No
         for old in sorted(folder.glob("step-*"))[:-keep]:
             shutil.rmtree(old)
     mesh.world.barrier()
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, in a line: torch's own exception only lists what the ranks have raised."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _write_durably(path: Path, text: str) -> None:
@@ -168,12 +228,8 @@ def load(engine: Engine, saved: Saved) -> None:
             for value, place in kept.values.items():
                 piece = _piece(runs, names[id(kept.parameter)], value, kept.parameter, reader)
                 place.copy_(piece.view(-1)[kept.start : kept.start + place.numel()])
-    except (KeyError, OSError, EOFError, RuntimeError, CheckpointException) as error:
-        reason = str(error).strip().splitlines()
-        raise ValueError(
-            f"checkpoint {saved.path} is damaged ({type(error).__name__}: {reason[0] if reason else 'unreadable'}): "
-            "remove it to use the one before"
-        ) from None
+    except (Exception, CheckpointException) as error:  # whatever the bytes of a damaged file may lead to
+        raise _damaged(saved, _reason(error)) from None
     engine.replicas.loaded()
     _set_steps(engine.optimizer, saved.step)
     engine.step_number = saved.step
@@ -195,7 +251,9 @@ def _piece(runs: dict[Any, list[Run]], name: str, value: str, parameter: Tensor,
     same = split is not None and split.size == size
     wanted = [run for run in found if split is None or not same or run.tp_rank == split.rank]
     read = {run.key: torch.empty(run.values, dtype=parameter.dtype) for run in wanted}
-    read_runs(read, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():  # torch tells each rank that it reads alone, which is what is wanted
+        warnings.filterwarnings("ignore", message=".*single process")
+        read_runs(read, storage_reader=reader, no_dist=True)
     pieces = [
         torch.cat([read[run.key] for run in sorted(wanted, key=lambda run: run.start) if run.tp_rank == rank])
         for rank in sorted({run.tp_rank for run in wanted})

@@ -48,8 +48,9 @@ def guarded(command: Callable[[argparse.Namespace], int], options: argparse.Name
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except RankError as error:
-        complain(f"{name}: {error}")
-        return 1
+        refusal = next((failure.refusal for failure in error.failures if failure.refusal), "")
+        complain(f"{name}: {refusal or error}")
+        return 2 if refusal else 1
     except (ValueError, OSError) as error:
         complain(f"{name}: {' '.join(str(error).split())}")
         return 2

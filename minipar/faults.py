@@ -42,13 +42,18 @@ class Failure:
 
     `kind` is "raised" (an exception in the learner's code), "disconnected" (an exception because another rank was
     gone), "died" (its process ended) or "stuck". `text` says it in one line, without the rank; `detail` is the
-    traceback of an exception, from the learner's own frames.
+    traceback of an exception, from the learner's own frames. `refusal` is what a `Refusal` says.
     """
 
     rank: int
     kind: Literal["raised", "disconnected", "died", "stuck"]
     text: str
     detail: str = ""
+    refusal: str = ""
+
+
+class Refusal(ValueError):
+    """Something outside of the program is not as it must be: one line says all, and a traceback would say nothing."""
 
 
 class RankError(RuntimeError):
@@ -81,7 +86,8 @@ def describe_exception(rank: int, error: BaseException) -> Failure:
         link.stack = trim(link.stack)
         link = link.__cause__ or link.__context__
     detail = "".join(story.format()).rstrip().removesuffix(headline).rstrip() if story.stack else ""
-    return Failure(rank, "disconnected" if lost_peer(error) else "raised", f"raised {headline}", detail)
+    kind: Literal["disconnected", "raised"] = "disconnected" if lost_peer(error) else "raised"
+    return Failure(rank, kind, f"raised {headline}", detail, str(error) if isinstance(error, Refusal) else "")
 
 
 def trim(stack: traceback.StackSummary) -> traceback.StackSummary:

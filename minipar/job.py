@@ -16,7 +16,7 @@ import time
 import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -81,10 +81,8 @@ def run(job: Job, on_event: OnEvent) -> Outcome | None:
             found = world.call(_train_and_tell, (job, started, on_event), timeout=None)
         return found[0] if os.environ["RANK"] == "0" else None
     hear = lambda stream, text: _hear(stream, text, on_event)
-    with link.board(job.network.nodes if job.network else 1) as board:
-        job = replace(job, network=job.network and replace(job.network, board=board))
-        with World(job.mesh, backend=job.backend, on_output=hear) as world:
-            found = world.call(_train_and_print, (job, started), timeout=None)
+    with World(job.mesh, backend=job.backend, on_output=hear) as world:
+        found = world.call(_train_and_print, (job, started), timeout=None)
     return found[0]
 
 
@@ -140,10 +138,12 @@ def check_folders(job: Job) -> None:
     if job.resume:
         saved = checkpoint.find(job.resume)
         checkpoint.check(saved, job.config)
+        checkpoint.check_whole(saved)
         if saved.step >= job.config.steps:
             raise ValueError(f"{saved.path} has {saved.step} steps already: choose --steps above that to go on")
     if job.save:
         checkpoint.check_place(job.save)
+        checkpoint.check_free(job.save, saved.step if job.resume else 0)
 
 
 # On each rank.
@@ -154,14 +154,31 @@ def _train_and_print(mesh: Mesh, job: Job, started: float) -> Outcome | None:
 
 
 def _hear(stream: str, text: str, on_event: OnEvent) -> None:
-    """A line of a rank: an event, or something to print."""
-    _, marker, event = text.partition(EVENT)
-    if marker:
-        on_event(json.loads(event))
-    else:
+    """Lines of a rank, one or many: events, or something to print."""
+    printed = []
+    for line in text.split("\n"):  # and not splitlines: the mark of an event counts there as the end of a line
+        before, marker, event = line.partition(EVENT)
+        said = _event(event) if marker else None
+        if said is None:
+            printed.append(line)
+            continue
+        on_event(said)
+        if before.partition("] ")[2]:  # printed without an end of line, just before
+            printed.append(before)
+    rest = "\n".join(printed)
+    if rest:
         file = getattr(sys, stream)
-        file.write(text)
+        file.write(rest)
         file.flush()
+
+
+def _event(text: str) -> dict[str, Any] | None:
+    """What was told; None for something else that was printed, or half an event of a rank that was killed."""
+    try:
+        event = json.loads(text)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
 
 
 def _train_and_tell(mesh: Mesh, job: Job, started: float, tell: OnEvent) -> Outcome | None:
@@ -200,7 +217,7 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
     say({"event": "start", "seconds": facts.startup_seconds, "begin": begin, "steps": config.steps})
     for step in range(begin, config.steps):
         if job.network and step == begin + FULL_SPEED:
-            wire.line = link.Line(job.network, mesh.world.rank)
+            link.put_in(mesh.world, job.network)
         start = perf_counter()
         with meter if step == begin else nullcontext():
             result = engine.step(batches.rows(step, first, first + rows))

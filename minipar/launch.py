@@ -90,6 +90,7 @@ class World:
         on_output: Callable[[str, str], None] | None = None,
     ) -> None:
         self.size = count(ranks)
+        check_timeout(timeout)
         self.timeout = timeout
         self._fold = in_notebook() if fold is None else fold
         self._print = on_output or print_here
@@ -146,6 +147,7 @@ class World:
 
         With `keep`, the world outlives exceptions if every rank has reported back, and so is still in step.
         """
+        check_timeout(timeout)
         if self.closed:
             raise RuntimeError("this world is closed, its ranks have ended: make a new minipar.World")
         if self._here is not None:
@@ -199,6 +201,12 @@ def count(ranks: int | Mesh) -> int:
     if not isinstance(size, int) or isinstance(ranks, bool) or size < 1:
         raise ValueError(f"ranks={ranks!r} is not a number of ranks: choose a whole number from 1, or a minipar.Mesh")
     return size
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise `ValueError` for a timeout that is no length of time."""
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout={timeout}: give seconds, more than 0, or None for no limit")
 
 
 def check_memory(ranks: int) -> None:

@@ -22,14 +22,17 @@ import mmap
 import os
 import re
 import struct
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter, sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minipar.comm import Group
 
 FORM = "such as 1gbit, 200mbit or 10gbit:50us (with a latency)"
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -62,13 +65,11 @@ def parse(text: str) -> Link:
 
 @dataclass(frozen=True)
 class Network:
-    """`ranks` dealt to `nodes` in equal runs, neighbours together; `board` is the file in which the ranks of a node
-    note until when its line is taken."""
+    """`ranks` dealt to `nodes` in equal runs, neighbours together, and the link between any two nodes."""
 
     nodes: int
     ranks: int
     link: Link
-    board: str = ""
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.ranks % self.nodes:
@@ -87,18 +88,6 @@ def asked_network(nodes: int | None, text: str | None, ranks: int) -> Network | 
     if nodes is None or text is None:
         raise ValueError("--nodes and --link go together, such as --nodes 2 --link 1gbit: give both, or neither")
     return Network(nodes, ranks, parse(text))
-
-
-@contextmanager
-def board(nodes: int) -> Iterator[str]:
-    """A file for `Network.board`, as long as it is needed."""
-    descriptor, path = tempfile.mkstemp(prefix="minipar-link-")
-    try:
-        os.write(descriptor, bytes(8 * nodes))
-        os.close(descriptor)
-        yield path
-    finally:
-        os.unlink(path)
 
 
 class Held:
@@ -126,11 +115,13 @@ class Held:
 
 
 class Line:
-    """The outgoing line of a node, as one of its ranks uses it."""
+    """The outgoing line of a node, as one of its ranks uses it. In a file in `folder` the ranks of a node note until
+    when its line is taken."""
 
-    def __init__(self, network: Network, rank: int) -> None:
+    def __init__(self, network: Network, rank: int, folder: Path) -> None:
         self.network, self.node = network, network.node(rank)
-        self._board = open(network.board, "r+b")  # noqa: SIM115 -- as long as the line
+        self._board = os.fdopen(os.open(folder / f"line-{network.nodes}", os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+        self._board.truncate(8 * network.nodes)
         self._taken = mmap.mmap(self._board.fileno(), 8 * network.nodes)
         self._queue: SimpleQueue[Held | None] = SimpleQueue()
         threading.Thread(target=self._send, name="line", daemon=True).start()
@@ -166,3 +157,29 @@ class Line:
             while (early := held.at - perf_counter()) > 0:
                 sleep(early)
             held.send()
+
+
+def put_in(group: Group, network: Network) -> Line:
+    """From now on, this rank's messages to other nodes go through the network's link. All ranks of the world call it,
+    with nothing on its way; `group` is the world, or any group of it.
+
+    Raises `ValueError` for ranks that are not all of one machine: those have a network.
+    """
+    wire = group.wire
+    if wire.folder is None:
+        raise ValueError("only messages between ranks of one machine are slowed down: torchrun's have a network")
+    if wire.line is not None:
+        wire.line.close()
+    wire.line = Line(network, wire.number, wire.folder)
+    return wire.line
+
+
+@contextmanager
+def through(group: Group, network: Network) -> Iterator[None]:
+    """Within `with`, as `put_in`."""
+    line = put_in(group, network)
+    try:
+        yield
+    finally:
+        group.wire.line = None
+        line.close()

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from statistics import median
@@ -52,18 +51,6 @@ class Row:
     cells: list[Cell]
 
 
-@contextmanager
-def through(mesh: Mesh, network: link.Network) -> Iterator[None]:
-    """Within `with`, this rank's messages to other nodes go through the network's link."""
-    wire = mesh.world.wire
-    line = wire.line = link.Line(network, mesh.world.rank)
-    try:
-        yield
-    finally:
-        wire.line = None
-        line.close()
-
-
 def record(mesh: Mesh, engine: Engine, batches: RandomBatches, steps: int) -> list[replay.Step]:
     """Take some steps that all ranks begin together: when each began and ended, and its messages."""
     messages, rows = mesh.world.wire.messages, batches.global_batch // mesh.dp.size
@@ -84,7 +71,7 @@ def on_rank(mesh: Mesh, config: TrainConfig, networks: Sequence[link.Network]) -
     batches = RandomBatches(vocab=model.vocab, sequence=model.sequence, global_batch=config.global_batch)
     answer = [record(mesh, engine, batches, WARM_UP + STEPS)[WARM_UP:]]
     for network in networks:
-        with through(mesh, network):
+        with link.through(mesh.world, network):
             answer.append(record(mesh, engine, batches, 1 + STEPS)[1:])
     return answer
 
@@ -96,10 +83,9 @@ def seconds_of(steps: Sequence[replay.Step]) -> float:
 
 def measure(mesh: Mesh, config: TrainConfig, links: Sequence[link.Link], nodes: int) -> Row:
     """A layout over each link, on real ranks."""
-    with link.board(nodes) as board:
-        networks = [link.Network(nodes, mesh.size, one, board) for one in links]
-        with launch.World(mesh, backend="gloo", timeout=None) as world:
-            by_rank = world.run(on_rank, config, networks)
+    networks = [link.Network(nodes, mesh.size, one) for one in links]
+    with launch.World(mesh, backend="gloo", timeout=None) as world:
+        by_rank = world.run(on_rank, config, networks)
     full, *slow = [list(zip(*(rank[speed] for rank in by_rank), strict=True)) for speed in range(1 + len(links))]
     cells = []
     for network, steps in zip(networks, slow, strict=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -48,13 +49,16 @@ class Wire:
     `waiting(text)` is called before a rank may block and `waiting("")` after; the launcher reads it when ranks are
     stuck. With `check` on, the ranks of a group first agree on each call (operation, tag, size), and a call that
     differs raises `ValueError` instead of a wrong sum or an abort; that doubles the number of messages. A `line` slows
-    down what goes to other nodes.
+    down what goes to other nodes. `number` is the rank in the world; `folder` belongs to the world, if all of its ranks
+    are on one machine, and ends with it.
     """
 
     messages: list[Message] = field(default_factory=list)
     waiting: Callable[[str], None] = lambda text: None
     check: bool = False
     state: SimpleNamespace = field(default_factory=SimpleNamespace)
+    number: int = 0
+    folder: Path | None = None
     line: Line | None = None
 
 

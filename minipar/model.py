@@ -42,7 +42,9 @@ class GPTConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} makes no model: choose a whole number from 1")
         if self.hidden % self.heads:
-            raise ValueError(f"hidden={self.hidden} does not divide into {self.heads} heads: choose a multiple of it")
+            raise ValueError(
+                f"hidden={self.hidden} does not divide into {self.heads} heads: choose a multiple of {self.heads}"
+            )
         if self.kv_heads < 0 or self.heads % self.key_value_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key/value heads: it must divide them")
         if not 0 <= self.dropout < 1:

@@ -233,7 +233,7 @@ def human(size: float) -> str:
     """Bytes, with a unit: 1 kB is 1000 bytes."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+            return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 100 else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.2f} TB"
 

@@ -61,11 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("weight", 1.0, "the gradient of the weights: part of B where the schedule has no W"),
         ("send", 0.0, "a message from rank to rank"),
     ):
-        costs.add_argument(f"--{name}", type=number(0, float), default=cost, help=f"{what} (default {cost:g})")
+        costs.add_argument(f"--{name}", type=number(0, float, 10**9), default=cost, help=f"{what} (default {cost:g})")
     costs.add_argument(
         "--measure",
         nargs="?",
-        type=number(1, float),
+        type=number(1, float, 10**6),
         const=20.0,
         metavar="MS",
         help="run it on real ranks as well, which sleep MS milliseconds for each second of these costs (default 20)",

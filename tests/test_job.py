@@ -34,6 +34,36 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("MINIPAR_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+# What the ranks tell.
+
+
+def test_lines_that_arrive_together_are_each_heard(capsys: pytest.CaptureFixture[str]) -> None:
+    """Events, what was printed between them, an event behind a line without end, and half an event."""
+    from minipar.job import EVENT, _hear
+
+    heard: list[Any] = []
+    event = lambda number: f'{EVENT}{{"event": "step", "step": {number}}}'
+    lines = [event(1), event(2), "hello", "", "no end" + event(3), EVENT + '{"event": "st', EVENT + "7"]
+    _hear("stdout", "".join(f"[rank 0] {line}\n" for line in lines), heard.append)
+    assert [one["step"] for one in heard] == [1, 2, 3]
+    half = [f"[rank 0] {line}" for line in lines[-2:]]
+    assert capsys.readouterr().out.split("\n") == ["[rank 0] hello", "[rank 0] ", "[rank 0] no end", *half, ""]
+
+
+def test_a_launcher_that_was_stopped_for_a_while_hears_all_steps(tmp_path: Path) -> None:
+    """As by Ctrl-Z and fg: the events of several steps wait for it."""
+    asked = [*MINIPAR, "--dp", "2", "--steps", "60", "--report", str(tmp_path / "r.json")]
+    run = subprocess.Popen(asked, stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    while "step" not in run.stdout.readline().split():
+        pass
+    run.send_signal(signal.SIGSTOP)
+    sleep(1.0)
+    run.send_signal(signal.SIGCONT)
+    assert "loss" in run.communicate(timeout=60)[0] and run.returncode == 0
+    assert len(json.loads((tmp_path / "r.json").read_text())["losses"]) == 60
+
+
 # The report.
 
 

@@ -34,12 +34,6 @@ MEGABYTE = 1_000_000
 SLOW = Link(bandwidth=20 * MEGABYTE, latency=0.002)
 
 
-@pytest.fixture
-def board() -> Iterator[str]:
-    with link.board(2) as path:
-        yield path
-
-
 # What is asked for.
 
 
@@ -77,7 +71,7 @@ def test_neighbouring_ranks_share_a_node() -> None:
 def results(group: Any, network: Network | None) -> list[torch.Tensor]:
     """Of every kind of message, small and large, in whole numbers: so that sums don't depend on their order."""
     if network:
-        group.wire.line = link.Line(network, group.rank)
+        link.put_in(group, network)
     answer = []
     for size in (7, 30_011):
         x = torch.arange(size, dtype=torch.float64) % 13 + group.rank
@@ -94,8 +88,7 @@ def results(group: Any, network: Network | None) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(("ranks", "nodes"), [(2, 2), (4, 2), (3, 3)])
 def test_no_value_depends_on_the_link(ranks: int, nodes: int) -> None:
-    with link.board(nodes) as board:
-        slow = minipar.run(results, ranks, Network(nodes, ranks, SLOW, board))
+    slow = minipar.run(results, ranks, Network(nodes, ranks, SLOW))
     for one, other in zip(slow, minipar.run(results, ranks, None), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
@@ -103,7 +96,7 @@ def test_no_value_depends_on_the_link(ranks: int, nodes: int) -> None:
 def durations(group: Any, network: Network | None, sizes: list[int]) -> dict[str, list[float]]:
     """Seconds of each kind of message of so many bytes: the median of three."""
     if network:
-        group.wire.line = link.Line(network, group.rank)
+        link.put_in(group, network)
     found: dict[str, list[float]] = {}
     for size in sizes:
         x = torch.zeros(size // 4)
@@ -130,10 +123,10 @@ def closed(name: str, size: int, one: Link) -> float:
     return {"send": one.latency + size / one.bandwidth, "all_reduce": 2 * half}.get(name, half)
 
 
-def test_messages_take_as_long_as_latency_and_bandwidth_say(board: str) -> None:
+def test_messages_take_as_long_as_latency_and_bandwidth_say() -> None:
     """No less than that; how much more is the machine's own time."""
     sizes = [400_000, 2 * MEGABYTE]
-    by_rank = minipar.run(durations, 2, Network(2, 2, SLOW, board), sizes)
+    by_rank = minipar.run(durations, 2, Network(2, 2, SLOW), sizes)
     for name in by_rank[0]:
         for place, size in enumerate(sizes):
             seconds = max(rank[name][place] for rank in by_rank)
@@ -143,7 +136,7 @@ def test_messages_take_as_long_as_latency_and_bandwidth_say(board: str) -> None:
 
 def arrivals(group: Any, network: Network) -> float:
     """Both ranks of node 0 send a megabyte to node 1 at once: when it has arrived."""
-    group.wire.line = link.Line(network, group.rank)
+    link.put_in(group, network)
     x = torch.zeros(MEGABYTE // 4)
     group.barrier()
     start = perf_counter()
@@ -151,17 +144,17 @@ def arrivals(group: Any, network: Network) -> float:
     return perf_counter() - start
 
 
-def test_the_ranks_of_a_node_share_its_line_and_ranks_of_one_node_do_not_use_it(board: str) -> None:
-    times = minipar.run(arrivals, 4, Network(2, 4, SLOW, board))
+def test_the_ranks_of_a_node_share_its_line_and_ranks_of_one_node_do_not_use_it() -> None:
+    times = minipar.run(arrivals, 4, Network(2, 4, SLOW))
     assert sorted(times[2:])[1] >= 2 * MEGABYTE / SLOW.bandwidth  # the second waits for the first
-    alone = minipar.run(arrivals, 4, Network(1, 4, SLOW, board))
+    alone = minipar.run(arrivals, 4, Network(1, 4, SLOW))
     assert max(alone) < MEGABYTE / SLOW.bandwidth
 
 
 def trained(mesh: Any, config: TrainConfig, network: Network | None) -> list[tuple[float, float]]:
-    engine, wire = Engine(mesh, config), mesh.world.wire
+    engine = Engine(mesh, config)
     if network:
-        wire.line = link.Line(network, mesh.world.rank)
+        link.put_in(mesh.world, network)
     batches = RandomBatches(vocab=config.model.vocab, sequence=config.model.sequence, global_batch=config.global_batch)
     rows = config.global_batch // mesh.dp.size
     answer = []
@@ -190,8 +183,7 @@ CONFIG = TrainConfig(model=MODEL, global_batch=8, micro_batches=2, precision="fp
 )
 def test_training_over_a_slow_link_is_the_same_training(degrees: dict[str, int], options: dict[str, Any]) -> None:
     mesh, config = plan(**degrees), replace(CONFIG, **options)
-    with link.board(2) as board:
-        slow = minipar.run(trained, mesh, config, Network(2, mesh.size, Link(200 * MEGABYTE), board))
+    slow = minipar.run(trained, mesh, config, Network(2, mesh.size, Link(200 * MEGABYTE)))
     for one, other in zip(slow, minipar.run(trained, mesh, config, None), strict=True):
         assert one == [pytest.approx(pair, rel=1e-12) for pair in other]
 
@@ -304,7 +296,7 @@ def throttled() -> Iterator[list[list[str]]]:
 
 
 @pytest.mark.slow
-def test_the_emulated_link_is_as_slow_as_a_throttled_one(throttled: list[list[str]], board: str) -> None:
+def test_the_emulated_link_is_as_slow_as_a_throttled_one(throttled: list[list[str]]) -> None:
     sizes = [MEGABYTE, 4 * MEGABYTE]
     script = SCRIPT.format(tests=str(Path(__file__).parent), sizes=sizes)
     environ = {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29517", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "veth0"}
@@ -322,7 +314,7 @@ def test_the_emulated_link_is_as_slow_as_a_throttled_one(throttled: list[list[st
     finally:
         for one in ranks:
             one.kill()
-    emulated = minipar.run(durations, 2, Network(2, 2, link.parse("200mbit"), board), sizes)
+    emulated = minipar.run(durations, 2, Network(2, 2, link.parse("200mbit")), sizes)
     for name in real[0]:
         for place, size in enumerate(sizes):
             there, here = (max(rank[name][place] for rank in found) for found in (real, emulated))

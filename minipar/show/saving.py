@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from minipar.files import check_writable, write_whole
+from minipar.show import pixels
 
 Writers = Mapping[str, Callable[[], bytes]]
 
@@ -27,3 +28,5 @@ def check_ending(path: str | os.PathLike[str], endings: Iterable[str] = (".svg",
     endings = list(endings)
     if Path(path).suffix.lower() not in endings:
         raise ValueError(f"cannot save {os.fspath(path)!r}: choose a name that ends in {' or '.join(endings)}")
+    if Path(path).suffix.lower() == ".png":
+        pixels.check()
