@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from statistics import median
 from typing import Any
 
 from minipar.comm import DIRECT_BYTES
@@ -75,10 +76,10 @@ class _Call:
         return not self.missing[rank, number]
 
     def own_cost(self) -> float:
-        """What it took at full speed, from its last launch to the first end that a rank has waited for."""
+        """What it took at full speed, from its last launch to its end, as the median rank saw it that waited for it."""
         last = max(message.launched for message in self.own)
         ends = [message.finished - last for message in self.own if message.waited > WAITED]
-        return max(0.0, min(ends, default=0.0))
+        return max(0.0, median(ends)) if ends else 0.0
 
 
 class _Replay:
