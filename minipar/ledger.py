@@ -14,6 +14,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from minipar.activations import activation_bytes as activation_bytes
+from minipar.activations import layer_activation_bytes as layer_activation_bytes
+from minipar.compute import checkpoint_interval as checkpoint_interval
+from minipar.compute import days as days
+from minipar.compute import goodput as goodput
+from minipar.compute import mfu as mfu
+from minipar.compute import run_seconds as run_seconds
+from minipar.compute import step_flops as step_flops
+from minipar.compute import training_flops as training_flops
 from minipar.facts import Kind
 from minipar.schedule import Schedule
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "minipar"
 FILES = sorted(HOUSE.rglob("*.py"))
 CUTS = {"dp", "tp", "pp", "zero"}
-PREDICTED = {"costs", "facts", "order", "schedule", "simulate", "ledger"}
+PREDICTED = {"activations", "compute", "costs", "facts", "order", "schedule", "simulate", "ledger"}
 MEASURED = {"comm", "trace", "train", "pp", "report", "job", "launch"}
 TALKS = {
     "comm": "the one file that sends messages",
