@@ -39,6 +39,8 @@ def check_writable(path: str | None) -> None:
         raise ValueError("'' is not the name of a file: name one to write to")
     target = Path(os.path.realpath(path))
     try:
+        if target.is_symlink():
+            raise OSError(40, "a link that leads back to itself")
         if target.is_dir():
             raise IsADirectoryError(21, "it is a folder")
         if target.exists() and not os.access(target, os.W_OK):

@@ -278,6 +278,14 @@ def test_a_report_replaces_a_file_whole_and_leaves_links_and_pipes(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "real"]
 
 
+def test_a_link_that_leads_back_to_itself_is_refused_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("other")
+    (tmp_path / "other").symlink_to("one")
+    with pytest.raises(ValueError, match="a link that leads back to itself"):
+        files.check_writable("one")
+    assert (tmp_path / "one").is_symlink()
+
+
 def test_a_device_is_written_and_not_replaced() -> None:
     """As root, to rename a file over /dev/null is possible, and a disaster."""
     for path in ("/dev/null", "/dev/stdout"):
