@@ -7,11 +7,13 @@ Idea    pickle sends a function by its name, and the other side imports it. That
 
 from __future__ import annotations
 
+import importlib
 import io
 import linecache
 import os
+import sys
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -40,6 +42,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's, with file names kept."""
 
     dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({CodeType: reduce_code})
+
+    def reducer_override(self, value: Any) -> Any:
+        """A module of a class of its own goes by its name, as others do: torch has such (`torch.distributed.config`),
+        and cloudpickle sends them along with any function that says `torch` and `config`."""
+        if isinstance(value, ModuleType) and type(value) is not ModuleType and sys.modules.get(value.__name__) is value:
+            return importlib.import_module, (value.__name__,)
+        return super().reducer_override(value)
 
 
 def cell_sources() -> dict[str, Any]:

@@ -59,7 +59,7 @@ class TrainConfig:
     weight_decay: float = 0.1
     clip: float = 1.0  # 0: not at all
     seed: int = 0
-    bucket_bytes: int = 16 << 20
+    bucket_bytes: int = 25 << 20
 
 
 def micro_batches_of(config: TrainConfig, dp: int) -> int:

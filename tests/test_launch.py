@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import re
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -169,6 +171,17 @@ def test_what_is_no_number_of_ranks_is_refused(ranks: Any) -> None:
 def test_more_ranks_than_memory_are_refused_with_numbers_and_a_way_out() -> None:
     with pytest.raises(ValueError, match=r"^1000000 ranks need about \d+.*choose at most \d+ ranks[^\n]*$"):
         minipar.run(total, 1_000_000)
+
+
+def test_a_function_that_says_torch_and_config_travels() -> None:
+    """cloudpickle takes `torch.distributed.config` along, a module of a class of its own, once it is imported."""
+    importlib.import_module("torch.distributed.config")
+    assert type(sys.modules["torch.distributed.config"]) is not type(sys)
+
+    def configured(group: Any, config: Any) -> float:
+        return float(torch.ones(config.size).sum())  # `torch` and `config`
+
+    assert minipar.run(configured, 2, SimpleNamespace(size=3, config=1)) == [3.0, 3.0]
 
 
 def test_arguments_that_cannot_travel_are_refused() -> None:
