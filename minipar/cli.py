@@ -342,7 +342,7 @@ def add_schedule(commands: Any) -> None:
     parser.set_defaults(command=schedule_command.command)
 
 
-# minipar doctor
+# minipar links
 
 
 def add_links(commands: Any) -> None:
@@ -353,7 +353,6 @@ def add_links(commands: Any) -> None:
         description="Train on each layout of some ranks, dealt to nodes that a slow link joins: the time of a step, "
         "measured beside predicted.",
     )
-
     parser.add_argument("--ranks", type=number(2, high=64), default=4, help="of all nodes (default 4)")
     parser.add_argument("--nodes", type=number(2, high=64), default=2, help="machines to deal them to (default 2)")
     speeds = "10gbit,1gbit,200mbit"
@@ -380,6 +379,9 @@ def links(options: argparse.Namespace) -> int:
     from minipar.links import command
 
     return command(options)
+
+
+# minipar doctor
 
 
 def add_doctor(commands: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from math import log
@@ -23,18 +22,10 @@ from minipar.model import GPTConfig, build
 from minipar.train import Engine, TrainConfig, check, learning_rate, micro_batches_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 MODEL = GPTConfig(layers=3, hidden=12, heads=2, vocab=11, sequence=4)
 CONFIG = TrainConfig(model=MODEL, global_batch=4, micro_batches=1, precision="fp64", clip=0.0, warmup=0, lr=0.01)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The reference's tensors are small: a second thread would only take a core from the ranks."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # The norm of the gradient.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 import minipar
 from minipar import dp, flat, model, pp, split, tp, train, verify, zero
+from minipar.batches import IGNORED
 from minipar.facts import Traffic
 from minipar.mesh import Mesh, plan
 from minipar.split import Split
@@ -25,15 +26,7 @@ from minipar.train import TrainConfig
 from minipar.verify import TOLERANCE, Case, Observed, Part, RankRun
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The reference's tensors are small: a second thread would only take a core from the ranks."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # The topologies of `minipar verify`.
@@ -195,9 +188,20 @@ def tied_gradients_counted_twice(mesh: Mesh) -> None:
 
 
 def averaged_over_ranks_instead_of_tokens(mesh: Mesh) -> None:
-    skip_message("train.tokens")
-    real = dp.DataParallel.__init__
+    """Each rank divides by the tokens of its own rows, and the ranks' gradients are averaged."""
+    real, run, measure = dp.DataParallel.__init__, pp.Pipeline.run, train.Engine._measure
+
+    def by_own_tokens(self: Any, micro_batches: Any, shape: Any, scale: float) -> Tensor:
+        own = sum(int((rows.targets != IGNORED).sum()) for rows in micro_batches)
+        return run(self, micro_batches, shape, 1.0 / max(own, 1))
+
+    def as_if_all_were_learned(self: Any, loss: Tensor, tokens: Tensor) -> Tensor:
+        losses, learned, squares = measure(self, loss, tokens)
+        every = self.config.global_batch * self.config.model.sequence
+        return torch.stack([losses * every / learned, torch.full_like(learned, every), squares])
+
     dp.DataParallel.__init__ = lambda self, *args, **options: real(self, *args, op="mean", **options)  # type: ignore[method-assign]
+    pp.Pipeline.run, train.Engine._measure = by_own_tokens, as_if_all_were_learned  # type: ignore[method-assign]
 
 
 def averaged_over_micro_batches_instead_of_tokens(mesh: Mesh) -> None:
