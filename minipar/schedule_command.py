@@ -298,7 +298,7 @@ def measured_lines(one: Run, milliseconds: float) -> str:
     assert seen is not None
     longer = seen.duration / expected.duration - 1
     return (
-        f"\nmeasured on {units.count(one.order.ranks, 'real rank')} that sleep {milliseconds:g} ms for a second:\n"
+        f"\nmeasured on {units.count(one.order.ranks, 'real rank')}, asleep {milliseconds:g} ms for a second:\n"
         f"bubble  {units.share(seen.bubble)}, predicted {units.share(expected.bubble)}\n"
         f"step    {seen.duration:.2f} s, predicted {expected.duration:.2f} s ({longer:+.1%})"
     )

@@ -94,7 +94,7 @@ def answer(asked: list[str]) -> int:
 def test_the_command_measures_what_it_draws(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(["schedule", "1f1b", "--stages", "2", "--micro-batches", "2", "--measure", "5"]) == 0
     text = capsys.readouterr().out
-    assert "measured on 2 real ranks that sleep 5 ms for a second" in text and "predicted 50 %" in text
+    assert "measured on 2 real ranks, asleep 5 ms for a second" in text and "predicted 50 %" in text
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
