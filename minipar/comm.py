@@ -12,7 +12,7 @@ Read    `launch.py` before (where ranks come from), `mesh.py` after (which group
 What gloo lacks is made good here, once: it has no average, and its reduce-scatter is an all-reduce of everything
 with the rest thrown away. On gloo, `all_gather` and `reduce_scatter` are therefore pairwise exchanges: each rank
 sends (n-1)/n of the buffer instead of twice that. A small all_reduce, where rounds count and not bytes, is an exchange
-of everything (8 ranks on 2 cores: 4 ms in place of 19). This is the only file that imports torch.distributed.
+of everything (8 ranks on 2 cores: 4 ms in place of 19), and a large `buffer` is not sent at all: see `shared.py`. This is the only file that imports torch.distributed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from minipar.message import Background, header_of, sized
+from minipar import link, shared
 from minipar.message import Message as Message
 from minipar.message import Pending as Pending
 from minipar.message import Wire as Wire
 from minipar.message import describe as describe
+from minipar.message import header_of, sized
 
 Reduction = Literal["sum", "mean", "max", "min"]
 DIRECT_BYTES = 64 << 10  # up to here, an all_reduce on gloo is one exchange
@@ -76,6 +77,14 @@ class Group:
         """Whether some of its messages go through a slow link (see `link.py`)."""
         return self.wire.line is not None and any(map(self.wire.line.crosses, self.ranks))
 
+    def buffer(self, numel: int, dtype: torch.dtype = torch.float32, device: Any = "cpu") -> Tensor:
+        """Zeros, `[numel]`, which the other ranks see where all are on one machine: collectives of the whole of it then
+        spare most of the copying. Every rank of the group calls it, with the same size."""
+        one_machine = self.wire.folder is not None and self.backend == "gloo"
+        if self.size > 1 and one_machine:
+            return shared.buffer(self, numel, dtype)
+        return torch.zeros(numel, dtype=dtype, device=device)
+
     # Collectives: every rank of the group calls them, in the same order.
 
     def all_reduce(self, tensor: Tensor, op: Reduction = "sum", *, tag: str = "", async_op: bool = False) -> Any:
@@ -91,18 +100,20 @@ class Group:
         if self.size == 1:
             return self._done(tensor, async_op)
         message = self._launch("all_reduce", tensor, tag, how="" if op == "sum" else f" {op}")
-        whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+        whole, combine = tensor if tensor.is_contiguous() else tensor.contiguous(), _COMBINE.get(op, torch.add)
         if self.backend == "gloo" and message.bytes <= DIRECT_BYTES:
             arrived = [whole if rank == self.rank else torch.empty_like(whole) for rank in range(self.size)]
-            works = self._exchange([whole] * self.size, arrived)
+            works = self.exchange([whole] * self.size, arrived)
         elif self.slow:
-            arrived, works = [whole], [self._in_two_rounds(whole, op)]
+            arrived, works = [whole], [link.all_reduce(self, whole, combine)]
+        elif shared.of_others(whole):
+            arrived, works = [whole], [shared.all_reduce(self, whole, combine)]
         else:
             reduce = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(op, dist.ReduceOp.SUM)
             arrived, works = [whole], [dist.all_reduce(whole, op=reduce, group=self.handle, async_op=True)]
 
         def finish() -> Tensor:
-            total = functools.reduce(_COMBINE.get(op, torch.add), arrived)  # in their order: the same bits on each rank
+            total = functools.reduce(combine, arrived)  # in their order: the same bits on each rank
             if op == "mean":
                 total = total.div_(self.size)
             return tensor if total is tensor else tensor.copy_(total)
@@ -122,9 +133,10 @@ class Group:
         if self.size == 1:
             return self._done(out, async_op)
         message = self._launch("all_gather", tensor, tag)
-        if self.backend == "gloo":
-            shards = out.chunk(self.size)
-            works = self._exchange([mine] * self.size, shards)
+        if shared.of_others(out) and not self.slow:
+            works = [shared.all_gather(self, out)]
+        elif self.backend == "gloo":
+            works = self.exchange([mine] * self.size, out.chunk(self.size))
         else:
             works = [_all_gather_single(out, mine.contiguous(), group=self.handle, async_op=True)]
         return self._answer(message, works, lambda: out, async_op)
@@ -144,9 +156,11 @@ class Group:
         if self.backend != "gloo":
             work = _reduce_scatter_single(out, tensor.contiguous(), group=self.handle, async_op=True)
             return self._answer(message, [work], lambda: out, async_op)
+        if shared.of_others(tensor) and not self.slow:
+            return self._answer(message, [shared.reduce_scatter(self, tensor, out)], lambda: out, async_op)
         chunks = tensor.contiguous().chunk(self.size)
         arrived = [chunks[r] if r == self.rank else torch.empty_like(chunks[r]) for r in range(self.size)]
-        works = self._exchange(chunks, arrived)
+        works = self.exchange(chunks, arrived)
 
         def finish() -> Tensor:
             # In the order of the ranks, so that the sum does not depend on who computes it. `out` is written last: it
@@ -275,9 +289,9 @@ class Group:
     def _done(self, tensor: Tensor, async_op: bool) -> Any:
         return Pending(self.wire, None, [], lambda: tensor) if async_op else tensor
 
-    def _exchange(self, out: Sequence[Tensor], into: Sequence[Tensor], tag: int | None = None) -> list[Any]:
+    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor], tag: int | None = None) -> list[Any]:
         """Send `out[r]` to each other rank r and receive `into[r]` from it, nearest neighbour first."""
-        tag = self._next_tag() if tag is None else tag
+        tag = self.next_tag() if tag is None else tag
         works = []
         for step in range(1, self.size):
             to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
@@ -285,7 +299,8 @@ class Group:
             works.append(self._isend(out[to], to, tag))
         return works
 
-    def _next_tag(self) -> int:
+    def next_tag(self) -> int:
+        """A tag for an exchange, the same on each rank that has made the same calls."""
         self._sequence += 1
         return (1 << 30) + self._sequence % (1 << 29)  # apart from the tags of send and recv
 
@@ -294,23 +309,6 @@ class Group:
         if line is not None and line.crosses(rank):
             return line.send(tensor.nbytes, lambda: dist.isend(tensor, rank, self.handle, tag))
         return dist.isend(tensor, rank, self.handle, tag)
-
-    def _in_two_rounds(self, whole: Tensor, op: Reduction) -> Background:
-        """An all_reduce of messages that a slow link can hold back: each rank adds up one share, and sends the sum."""
-        shares = whole.detach().view(-1).tensor_split(self.size)
-        mine = shares[self.rank]
-        arrived = [mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.size)]
-        first, second = self._next_tag(), self._next_tag()
-        works = self._exchange(shares, arrived, first)
-
-        def add_and_send() -> None:
-            for work in works:
-                work.wait()
-            mine.copy_(functools.reduce(_COMBINE.get(op, torch.add), arrived))
-            for work in self._exchange([mine] * self.size, shares, second):
-                work.wait()
-
-        return Background(add_and_send)
 
     def _agree(self, message: Message, tensor: Tensor, how: str) -> None:
         """Raise unless every rank of the group makes the same call now; `how` says more of the operation."""

@@ -64,7 +64,7 @@ class DataParallel:
         self.flats = [Flat([trained[index] for index in bucket]) for bucket in plan]
         for flat in self.flats:
             flat.adopt(group, "dp.first weights")
-        self.buffers = [flat.buffer() for flat in self.flats]
+        self.buffers = [flat.buffer(group) for flat in self.flats]
         self._order = LaunchOrder([sum(map(uses, flat.parameters)) for flat in self.flats], self._launch)
         self._pending: list[Pending] = []
         self._listening = True

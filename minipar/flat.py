@@ -102,10 +102,12 @@ class Flat:
         self.share = -(-self.offsets[-1] // ranks)
         self.numel = self.share * ranks
 
-    def buffer(self, dtype: torch.dtype | None = None) -> Tensor:
-        """A new buffer of zeros, `[numel]`."""
+    def buffer(self, group: Group | None = None) -> Tensor:
+        """A new buffer of zeros, `[numel]`; with a group, one that its ranks share where they can."""
         like = self.parameters[0]
-        return torch.zeros(self.numel, dtype=dtype or like.dtype, device=like.device)
+        if group is not None:
+            return group.buffer(self.numel, like.dtype, like.device)
+        return torch.zeros(self.numel, dtype=like.dtype, device=like.device)
 
     def view(self, buffer: Tensor, index: int) -> Tensor:
         """The place of one parameter in the buffer, in the parameter's shape."""
@@ -118,9 +120,9 @@ class Flat:
             for start, parameter in zip(self.offsets, self.parameters, strict=False)
         ]
 
-    def adopt(self, group: Group, tag: str) -> Tensor:
+    def adopt(self, group: Group, tag: str, *, shared: bool = False) -> Tensor:
         """Move the parameters into a buffer, each to its place, with the values of the group's first rank."""
-        buffer = self.buffer()
+        buffer = self.buffer(group if shared else None)
         for parameter, view in zip(self.parameters, self.views(buffer), strict=True):
             view.copy_(parameter.data)
             parameter.data = view

@@ -199,7 +199,7 @@ def communication_bytes(shape: Shape, *, dp_rank: int = 0, pp_rank: int = 0) -> 
     if shape.pp > 1:
         total += _pipeline(shape, dp_rank, pp_rank)
     if shape.dp * shape.tp * shape.pp > 1:
-        total["world", "all_reduce"] += 3 * 8  # the loss, the tokens, the squared norm
+        total["world", "all_reduce"] += 3 * 8  # the tokens; the loss and the squared norm
     return {key: size for key, size in total.items() if size}
 
 

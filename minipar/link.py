@@ -18,6 +18,7 @@ Read    `comm.py` after, which sends through it; `replay.py` for the prediction.
 from __future__ import annotations
 
 import fcntl
+import functools
 import mmap
 import os
 import re
@@ -30,6 +31,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from minipar.message import Background
 
 if TYPE_CHECKING:
     from minipar.comm import Group
@@ -172,6 +178,24 @@ def put_in(group: Group, network: Network) -> Line:
         wire.line.close()
     wire.line = Line(network, wire.number, wire.folder)
     return wire.line
+
+
+def all_reduce(group: Group, whole: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Background:
+    """An all_reduce of messages that a slow link can hold back: each rank adds up one share, and sends the sum."""
+    shares = whole.detach().view(-1).tensor_split(group.size)
+    mine = shares[group.rank]
+    arrived = [mine if rank == group.rank else torch.empty_like(mine) for rank in range(group.size)]
+    first, second = group.next_tag(), group.next_tag()
+    works = group.exchange(shares, arrived, first)
+
+    def add_and_send() -> None:
+        for work in works:
+            work.wait()
+        mine.copy_(functools.reduce(combine, arrived))
+        for work in group.exchange([mine] * group.size, shares, second):
+            work.wait()
+
+    return Background(add_and_send)
 
 
 @contextmanager

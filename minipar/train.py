@@ -9,7 +9,8 @@ Idea    Build this rank's stages of the model, cut their layers over tp, keep re
             finish         dp     wait for the gradients
                            tp     by sequence: parameters that saw a slice of it add up their gradients
                            pp     tied embeddings: first and last stage add up theirs
-            measure        world  losses, learned tokens, and the norm of each parameter once: three numbers
+            count          world  how many tokens are learned; sent before the forward, needed only now
+            measure        world  losses, and the norm of the gradient, each parameter once; needed now only to clip
             scale          -      the loss is the mean over all tokens, however unevenly they lie; clip
             update         dp     ZeRO 1 and 2 gather the new parameters
 
@@ -29,6 +30,7 @@ from torch import Tensor
 from minipar import schedule as schedules
 from minipar import tp
 from minipar.batches import IGNORED
+from minipar.comm import Pending
 from minipar.dp import DataParallel
 from minipar.flat import Piece
 from minipar.mesh import Mesh
@@ -197,19 +199,20 @@ class Engine:
         """Train on this replica's rows of a global batch: `.tokens`, `.targets` [rows, T] and `.samples` [rows]."""
         self.replicas.start(self.micro_batches)
         every = self.config.global_batch * batch.targets.shape[1]  # tokens, if all of them are learned
+        counting = self._count((batch.targets != IGNORED).sum())
         loss = self.pipeline.run(self._cut(batch), self._activation_shape(batch), 1.0 / every)
         self.replicas.finish()
         self._sum_slices()
         self._sum_tied()
-        losses, learned, squares = self._measure(loss, (batch.targets != IGNORED).sum()).tolist()
-        learned = max(learned, 1.0)
-        norm = every / learned * squares**0.5
-        self._scale_gradients(every / learned * self._clipped(norm))
+        measuring = self._measure(loss)
+        learned = max(counting.wait().item(), 1.0)
+        norm = lambda: every / learned * measuring.wait()[1].item() ** 0.5
+        self._scale_gradients(every / learned * (self._clipped(norm()) if self.config.clip else 1.0))
         for options in self.optimizer.param_groups:
             options["lr"] = learning_rate(self.config, self.step_number)
         self.replicas.step(self.optimizer)
         self.step_number += 1
-        return StepResult(losses / learned, norm)
+        return StepResult(measuring.wait()[0].item() / learned, norm())
 
     def _cut(self, batch: Any) -> list[MicroBatch]:
         parts = (batch.tokens.chunk(self.micro_batches), batch.targets.chunk(self.micro_batches))
@@ -248,19 +251,22 @@ class Engine:
     def _tied_pieces(self) -> list[Piece]:
         return [piece for piece in self.replicas.pieces() if any(piece.parameter is copy for copy in self.tied)]
 
-    def _measure(self, loss: Tensor, tokens: Tensor) -> Tensor:
-        """Over all ranks: the sum of losses, how many tokens are learned, the squared norm of the gradient: `[3]`.
+    def _count(self, tokens: Tensor) -> Pending:
+        """How many tokens of the batch are learned, over all ranks; every rank of a replica has the same."""
+        speaks = self.mesh.tp.rank == 0 and self.mesh.pp.rank == 0
+        answer: Pending = self.mesh.world.all_reduce(tokens.double() * speaks, tag="train.tokens", async_op=True)
+        return answer
 
-        One message for all, since each costs the step a millisecond of latency however small it is.
-        """
+    def _measure(self, loss: Tensor) -> Pending:
+        """The sum of losses and the squared norm of the gradient, over all ranks: `[2]`. One message for both: each
+        costs the step some of its time however small it is."""
         mesh = self.mesh
-        first, last = mesh.pp.rank == 0, mesh.pp.rank == mesh.pp.size - 1
         own = [piece.gradient for piece in self.replicas.pieces() if self._counts(piece)]
         norms = torch._foreach_norm(own) if own else [torch.zeros((), device=self.device)]
         squares = torch.stack(list(norms)).double().square().sum()
-        speaks = mesh.tp.rank == 0  # every rank of tp has the same loss and the same tokens
-        totals = torch.stack([loss * (speaks and last), tokens.to(loss) * (speaks and first), squares])
-        answer: Tensor = mesh.world.all_reduce(totals, tag="train.loss, tokens, norm")
+        speaks = mesh.tp.rank == 0 and mesh.pp.rank == mesh.pp.size - 1  # every rank of tp has the same loss
+        totals = torch.stack([loss * speaks, squares])
+        answer: Pending = mesh.world.all_reduce(totals, tag="train.loss, norm", async_op=True)
         return answer
 
     def _counts(self, piece: Piece) -> bool:
@@ -273,8 +279,7 @@ class Engine:
 
     def _clipped(self, norm: float) -> float:
         """What is left of a gradient of this norm."""
-        limit = self.config.clip or float("inf")
-        return min(1.0, limit / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ has it
+        return min(1.0, self.config.clip / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ has it
 
     def _scale_gradients(self, factor: float) -> None:
         if factor != 1:

@@ -39,7 +39,7 @@ class Shard:
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: Group, name: str, *, keep: bool) -> None:
         self.flat, self.group, self.name, self.keep = Flat(parameters, group.size), group, name, keep
-        self.full = self.flat.adopt(group, f"zero.first weights {name}")
+        self.full = self.flat.adopt(group, f"zero.first weights {name}", shared=keep)
         self.mine = self.full.chunk(group.size)[group.rank]
         self.gathering: Pending | None = None
         self.here = True
@@ -116,7 +116,7 @@ class Zero:
         self._order = LaunchOrder([sum(map(uses, shard.flat.parameters)) for shard in self.shards], self._launch)
         self._filled: list[set[int]] = [set() for _ in self.shards]
         if stage == 1:  # whole gradients stay, and the sum of this rank's share lands in its place among them
-            self._buffers: list[Tensor | None] = [shard.flat.buffer() for shard in self.shards]
+            self._buffers: list[Tensor | None] = [shard.flat.buffer(group) for shard in self.shards]
             self._gradients = [buffer.chunk(group.size)[group.rank] for buffer in self._buffers if buffer is not None]
         else:
             self._buffers = [None] * len(self.shards)

@@ -43,7 +43,7 @@ def put(engine: Engine, values: dict[str, list[float]]) -> None:
 
 def norm_of(engine: Engine) -> float:
     nothing = torch.zeros((), dtype=torch.float64)
-    return engine._measure(nothing, nothing)[2].sqrt().item()
+    return engine._measure(nothing).wait()[1].sqrt().item()
 
 
 def norm_of_shards(mesh: Any, config: TrainConfig) -> float:

@@ -189,19 +189,24 @@ def tied_gradients_counted_twice(mesh: Mesh) -> None:
 
 def averaged_over_ranks_instead_of_tokens(mesh: Mesh) -> None:
     """Each rank divides by the tokens of its own rows, and the ranks' gradients are averaged."""
-    real, run, measure = dp.DataParallel.__init__, pp.Pipeline.run, train.Engine._measure
+    real, run = dp.DataParallel.__init__, pp.Pipeline.run
+    count, measure = train.Engine._count, train.Engine._measure
 
     def by_own_tokens(self: Any, micro_batches: Any, shape: Any, scale: float) -> Tensor:
         own = sum(int((rows.targets != IGNORED).sum()) for rows in micro_batches)
         return run(self, micro_batches, shape, 1.0 / max(own, 1))
 
-    def as_if_all_were_learned(self: Any, loss: Tensor, tokens: Tensor) -> Tensor:
-        losses, learned, squares = measure(self, loss, tokens)
-        every = self.config.global_batch * self.config.model.sequence
-        return torch.stack([losses * every / learned, torch.full_like(learned, every), squares])
+    def as_if_all_were_learned(self: Any, tokens: Tensor) -> Any:
+        self.learned = count(self, tokens)
+        return count(self, torch.full_like(tokens, every(self) // self.mesh.dp.size))
 
+    def with_the_right_loss(self: Any, loss: Tensor) -> Any:
+        return measure(self, loss * every(self) / self.learned.wait())
+
+    every = lambda self: self.config.global_batch * self.config.model.sequence
     dp.DataParallel.__init__ = lambda self, *args, **options: real(self, *args, op="mean", **options)  # type: ignore[method-assign]
-    pp.Pipeline.run, train.Engine._measure = by_own_tokens, as_if_all_were_learned  # type: ignore[method-assign]
+    pp.Pipeline.run, train.Engine._count = by_own_tokens, as_if_all_were_learned  # type: ignore[method-assign]
+    train.Engine._measure = with_the_right_loss  # type: ignore[method-assign]
 
 
 def averaged_over_micro_batches_instead_of_tokens(mesh: Mesh) -> None:
