@@ -239,19 +239,20 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, words: int, group: Group) -> Tensor:  # [N, V/tp], [N]
         wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-        wide = wide[:, :words]
+        wide = wide.detach()[:, :words]
         highest = wide.amax(1) if words else wide.new_full((wide.shape[0],), float("-inf"))  # [N]
         group.all_reduce(highest, "max", tag="tp.loss maximum")
-        shares = (wide - highest.unsqueeze(1)).exp_()  # [N, words], not yet divided by their sum
+        wide.sub_(highest.unsqueeze(1))
         mine = targets - group.rank * logits.shape[1]
         known = (mine >= 0) & (mine < words)
         right = wide.gather(1, mine.where(known, 0).unsqueeze(1)).squeeze(1) if words else torch.zeros_like(highest)
+        shares = wide.exp_()  # [N, words], not yet divided by their sum
         sums = torch.stack([shares.sum(1), right * known])  # [2, N] partial over tp
         total, right = group.all_reduce(sums, tag="tp.loss sums")
         learned = targets != IGNORED
         ctx.save_for_backward(shares, total, mine.where(known, 0), known & learned, learned)
         ctx.logits = (logits.shape, logits.dtype)
-        return ((total.log() + highest - right) * learned).sum()
+        return ((total.log() - right) * learned).sum()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # softmax minus one at the target
@@ -270,7 +271,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, words: int, group: Group) -> 
     """The sum of the losses of N tokens, from each rank's slice of the logits: `[N, V/tp], [N] -> []`.
 
     `words` is how many columns of this rank's slice are words of the vocabulary, the rest being padding. Targets
-    number the whole vocabulary; `IGNORED` ones count nothing.
+    number the whole vocabulary; `IGNORED` ones count nothing. The logits are overwritten: no other tensor of a model is
+    so large.
     """
     return _CrossEntropy.apply(logits, targets, words, group)
 
