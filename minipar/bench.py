@@ -30,11 +30,12 @@ from typing import Any
 import torch
 from psutil import cpu_count, cpu_times  # type: ignore[import-untyped]
 
-from minipar import launch, memory, peers
+from minipar import catalogue, launch, memory, peers, planner
 from minipar.batches import Batch, RandomBatches
 from minipar.comm import Message, Wire, describe
 from minipar.facts import Span
 from minipar.files import as_json, check_writable, write_whole
+from minipar.layout import Cluster, Job
 from minipar.mesh import Mesh
 from minipar.model import GPTConfig
 from minipar.peers import WORKS, Work
@@ -45,6 +46,7 @@ CHECKED = 3  # steps whose losses are compared: the second and third depend on g
 ALONE_EVERY = 3  # pairs between two steps of the one process
 START_RANKS, START_GOAL = 8, 0.25  # seconds
 RECORDING_GOAL = 0.02  # of a step
+PLAN_GOAL = 2.0  # seconds
 BUSY = 0.1  # share of the cores that other programs may take before it is mentioned
 IDLE = {"idle", "iowait", "guest", "guest_nice"}  # what psutil counts that is no computing, or is counted already
 MODEL = GPTConfig(layers=8, hidden=256, heads=8, vocab=4096, sequence=128)
@@ -215,6 +217,7 @@ class Bench:
     rows: list[dict[str, Any]] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     start_seconds: float | None = None
+    plan_seconds: float | None = None
 
 
 def run_bench(
@@ -237,7 +240,7 @@ def run_bench(
             bench.rows.append(row)
             show(line(row))
     if start:
-        bench.start_seconds = start_seconds()
+        bench.start_seconds, bench.plan_seconds = start_seconds(), plan_seconds()
     show(notes(bench))
     return bench
 
@@ -307,6 +310,15 @@ def start_seconds(times: int = 5) -> float:
     return median(seconds)
 
 
+def plan_seconds() -> float:
+    """How long it takes to try the layouts of 405 billion parameters on 16,384 GPUs."""
+    gpu = catalogue.gpu("h100")
+    cluster = Cluster(gpu, 16_384, 8, catalogue.link(gpu.inside), catalogue.link(gpu.outside))
+    start = perf_counter()
+    planner.choose(Job(catalogue.model("llama3-405b"), 8192, 2048), cluster)
+    return perf_counter() - start
+
+
 # Shown.
 
 
@@ -353,6 +365,9 @@ def notes(bench: Bench) -> str:
             f"{START_RANKS} warm ranks have talked {bench.start_seconds:.2f} s after the call "
             f"(goal {START_GOAL:.2f} s): {word}."
         )
+    if bench.plan_seconds is not None:
+        word = "ok" if bench.plan_seconds <= PLAN_GOAL else "short"
+        lines.append(f"A plan for 16,384 GPUs takes {bench.plan_seconds:.2f} s (goal {PLAN_GOAL:.2f} s): {word}.")
     short = [f"{row['work']} on {row['ranks']} ranks" for row in bench.rows if not row["met"]]
     lines += wrap(f"Short of the goal: {', '.join(short)}.", 80) if short else []
     return "\n".join(lines)

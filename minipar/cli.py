@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 from minipar import launch
-from minipar.arguments import LARGEST, PROGRAM, Parser, complain, in_torchrun, number
+from minipar.arguments import LARGEST, PROGRAM, Parser, in_torchrun, number
 from minipar.files import as_json, check_writable, write_whole
+from minipar.guard import end_at_once, guarded, on_signals, open_streams
 from minipar.link import FORM, asked_network
 
 
@@ -30,75 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         launch.end_with_torchrun()
     options = build_parser().parse_args(arguments)
     sys.exit(guarded(options.command, options))
-
-
-def guarded(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run the command; turn what goes wrong into one readable message and an exit code."""
-    name = f"{PROGRAM} {options.name}"
-    try:
-        with on_signals(raise_interrupt):
-            from minipar.faults import RankError, lost_peer
-
-            return command(options)
-    except KeyboardInterrupt as interrupt:
-        complain(f"{name}: interrupted, all ranks have ended")
-        return 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
-    except BrokenPipeError:
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except RankError as error:
-        refusal = next((failure.refusal for failure in error.failures if failure.refusal), "")
-        complain(f"{name}: {refusal or error}")
-        return 2 if refusal else 1
-    except (ValueError, OSError) as error:
-        complain(f"{name}: {' '.join(str(error).split())}")
-        return 2
-    except RuntimeError as error:
-        if not lost_peer(error):
-            raise
-        complain(f"{name}: another rank has ended, and this one cannot go on without it: torchrun says which")
-        return 1
-
-
-@contextmanager
-def on_signals(react: Callable[[int, Any], NoReturn]) -> Iterator[None]:
-    """Within, `react` to Ctrl-C and to SIGTERM. Not on torchrun's ranks: one that waits for a message would not notice,
-    and they have nothing to clear away."""
-    if in_torchrun() or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, react) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def raise_interrupt(number: int, frame: Any) -> NoReturn:
-    """End the command as Ctrl-C does, so that ranks and files are cleared away."""
-    raise KeyboardInterrupt(number)
-
-
-def end_at_once(number: int, frame: Any) -> NoReturn:
-    """For the time of imports: nothing is there to clear away yet, and torch's import may swallow an exception."""
-    print(f"{PROGRAM}: interrupted, no rank had started", file=sys.stderr, flush=True)
-    os._exit(128 + number)
-
-
-def open_streams() -> None:
-    """Standard streams that are there whoever started us, and that never fail for a character they cannot show."""
-    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(descriptor)
-        except OSError:  # closed: whatever is opened next would take its number
-            os.open(os.devnull, os.O_RDWR)
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", closefd=False))
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
 
 
 def own_version() -> str:
@@ -117,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_train(commands)
     add_verify(commands)
     add_bench(commands)
-    add_schedule(commands)
+    add_arithmetic(commands)
     add_links(commands)
     add_doctor(commands)
     return parser
@@ -159,22 +88,36 @@ def add_cuts(group: Any) -> None:
     group.add_argument("--tp", type=number(1), help="ranks that share each layer")
     group.add_argument("--pp", type=number(1), help="pipeline stages")
     group.add_argument("--zero", type=number(0), default=0, metavar="STAGE", help="ZeRO stage: 0, 1, 2 or 3")
-    group.add_argument("--schedule", default="1f1b", help="gpipe, 1f1b, interleaved, zb-h1 or naive")
-    group.add_argument("--micro-batches", type=number(1, high=100_000), default=4, help="parts of each replica's batch")
+    group.add_argument("--schedule", default="1f1b", help="gpipe, 1f1b, interleaved, zb-h1, zb-h2 or naive")
     group.add_argument("--chunks", type=number(1), default=1, help="stages on each rank, for interleaved")
     group.add_argument("--sequence-parallel", action="store_true", help="share the sequence between split layers")
 
 
+def add_sizes(group: Any, **defaults: int) -> None:
+    """The sizes of a model, with these defaults."""
+    for name, high, what in (
+        ("layers", 100_000, "blocks"),
+        ("hidden", LARGEST, "width"),
+        ("heads", LARGEST, "attention heads"),
+        ("vocab", LARGEST, "size of the vocabulary"),
+        ("sequence", LARGEST, "tokens in a row"),
+    ):
+        group.add_argument(f"--{name}", type=number(1, high=high), default=defaults[name], help=what)
+
+
+def add_batch(group: Any, *, global_batch: int, micro_batches: int) -> None:
+    """The size of the batch and of its parts, with these defaults."""
+    group.add_argument(
+        "--global-batch", type=number(1, high=10**6), default=global_batch, help="rows of a step, of all replicas"
+    )
+    group.add_argument(
+        "--micro-batches", type=number(1, high=100_000), default=micro_batches, help="parts of each replica's batch"
+    )
+
+
 def add_model(group: Any) -> None:
     """The options that size the model."""
-    for name, value, high, what in (
-        ("layers", 4, 100_000, "blocks"),
-        ("hidden", 128, LARGEST, "width"),
-        ("heads", 4, LARGEST, "attention heads"),
-        ("vocab", 1024, LARGEST, "size of the vocabulary"),
-        ("sequence", 128, LARGEST, "tokens in a row"),
-    ):
-        group.add_argument(f"--{name}", type=number(1, high=high), default=value, help=what)
+    add_sizes(group, layers=4, hidden=128, heads=4, vocab=1024, sequence=128)
     group.add_argument("--kv-heads", type=number(0), default=0, help="key/value heads; 0: as many as heads")
     group.add_argument("--dropout", type=number(0, float), default=0.0, help="share of activations set to zero")
     group.add_argument("--tied", action="store_true", help="one matrix for embedding and projection")
@@ -183,7 +126,7 @@ def add_model(group: Any) -> None:
 def add_training(group: Any) -> None:
     """The options that say how long, on what and how it learns."""
     group.add_argument("--steps", type=number(1), default=60, help="updates of the weights")
-    group.add_argument("--global-batch", type=number(1, high=10**6), default=16, help="rows of a step, of all replicas")
+    add_batch(group, global_batch=16, micro_batches=4)
     group.add_argument("--lr", type=number(0, float), default=2e-3, help="learning rate of AdamW after warm-up")
     group.add_argument("--warmup", type=number(0), default=10, help="steps to reach it")
     group.add_argument("--decay-steps", type=number(0), default=0, help="length of the cosine decay; 0: none")
@@ -326,20 +269,38 @@ def bench(options: argparse.Namespace) -> int:
     return bench.command(options)
 
 
-# minipar schedule
+# minipar schedule, minipar ledger, minipar plan: arithmetic, in files of their own
 
 
-def add_schedule(commands: Any) -> None:
-    """The options of `minipar schedule`."""
-    from minipar import schedule_command
+def add_arithmetic(commands: Any) -> None:
+    """The options of the commands that need no ranks."""
+    from minipar import ledger_command, plan_command, schedule_command
 
-    parser = commands.add_parser(
-        "schedule",
-        help="draw, compare and check pipeline schedules",
-        description="Draw a pipeline schedule in the terminal, compare several, or check one of your own.",
-    )
-    schedule_command.add_arguments(parser)
-    parser.set_defaults(command=schedule_command.command)
+    for name, home, short, long in (
+        (
+            "schedule",
+            schedule_command,
+            "draw, compare and check pipeline schedules",
+            "Draw a pipeline schedule in the terminal, compare several, or check one of your own.",
+        ),
+        (
+            "ledger",
+            ledger_command,
+            "the accounts of a model on a cluster",
+            "Compute, memory, communication, data and stability of a training run, by arithmetic: the textbook's "
+            "figures, and what real life takes off them.",
+        ),
+        (
+            "plan",
+            plan_command,
+            "the layout of a model on a cluster, and why",
+            "Try every layout of a model on a cluster by arithmetic, drop what does not fit, and explain the fastest: "
+            "which bottleneck each cut answers, and what it costs.",
+        ),
+    ):
+        parser = commands.add_parser(name, help=short, description=long)
+        home.add_arguments(parser)
+        parser.set_defaults(command=home.command)
 
 
 # minipar links
@@ -352,22 +313,14 @@ def add_links(commands: Any) -> None:
         help="layouts of the same ranks over slow links between nodes",
         description="Train on each layout of some ranks, dealt to nodes that a slow link joins: the time of a step, "
         "measured beside predicted.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--ranks", type=number(2, high=64), default=4, help="of all nodes (default 4)")
-    parser.add_argument("--nodes", type=number(2, high=64), default=2, help="machines to deal them to (default 2)")
-    speeds = "10gbit,1gbit,200mbit"
-    parser.add_argument("--links", default=speeds, help=f"between the nodes, each {FORM} (default {speeds})")
-    parser.add_argument("--layouts", help="by comma: dp4,dp2.tp2 (default: all over up to two axes)")
-    for name, value, what in (
-        ("layers", 4, "blocks"),
-        ("hidden", 256, "width"),
-        ("heads", 8, "attention heads"),
-        ("vocab", 1024, "size of the vocabulary"),
-        ("sequence", 128, "tokens in a row"),
-        ("global-batch", 16, "rows of a step"),
-        ("micro-batches", 4, "parts of each replica's batch"),
-    ):
-        parser.add_argument(f"--{name}", type=number(1, high=10**6), default=value, help=f"{what} (default {value})")
+    parser.add_argument("--ranks", type=number(2, high=64), default=4, help="of all nodes")
+    parser.add_argument("--nodes", type=number(2, high=64), default=2, help="machines to deal them to")
+    parser.add_argument("--links", default="10gbit,1gbit,200mbit", help=f"between the nodes, each {FORM}")
+    parser.add_argument("--layouts", help="by comma: dp4,dp2.tp2; without: all over up to two axes")
+    add_sizes(parser, layers=4, hidden=256, heads=8, vocab=1024, sequence=128)
+    add_batch(parser, global_batch=16, micro_batches=4)
     parser.add_argument("--zero", type=number(0), default=0, metavar="STAGE", help="ZeRO stage: 0, 1, 2 or 3")
     parser.add_argument("--report", metavar="FILE", help="write the table as JSON")
     parser.add_argument("--json", action="store_true", help="print the table as JSON, and nothing else")

@@ -12,7 +12,8 @@ Read    `launch.py` before (where ranks come from), `mesh.py` after (which group
 What gloo lacks is made good here, once: it has no average, and its reduce-scatter is an all-reduce of everything
 with the rest thrown away. On gloo, `all_gather` and `reduce_scatter` are therefore pairwise exchanges: each rank
 sends (n-1)/n of the buffer instead of twice that. A small all_reduce, where rounds count and not bytes, is an exchange
-of everything (8 ranks on 2 cores: 4 ms in place of 19), and a large `buffer` is not sent at all: see `shared.py`. This is the only file that imports torch.distributed.
+of everything (8 ranks on 2 cores: 4 ms in place of 19), and a large `buffer` is not sent at all: see `shared.py`. This
+is the only file that imports torch.distributed.
 """
 
 from __future__ import annotations

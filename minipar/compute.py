@@ -7,7 +7,7 @@ Idea    A product of [m, k] and [k, n] is 2 m k n FLOPs. A GPT's forward is a fe
 Legend  B rows of the global batch, T sequence, D hidden, L layers, V vocabulary.
 Source  Narayanan et al. 2021, 'Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM';
         Korthikanti et al. 2022, 'Reducing Activation Recomputation in Large Transformer Models'.
-Read    `ledger.py`, which has the other accounts, and these under its own name.
+Read    `stability.py` for what failures take; `ledger.py`, which has these under its own name.
 """
 
 from __future__ import annotations
@@ -96,20 +96,59 @@ def run_seconds(
     return flops / cluster_flops / mfu / (1 - waiting) / goodput
 
 
-def checkpoint_interval(*, save_seconds: float, failure_seconds: float) -> float:
-    """Seconds between checkpoints that lose the least, when one takes `save_seconds` and something fails every
-    `failure_seconds` on average: `sqrt(2 s f)`. Source: Young 1974, 'A first order approximation to the optimum
-    checkpoint interval'; Daly 2006 for what is left out when s is not small beside f."""
-    positive(save_seconds=save_seconds, failure_seconds=failure_seconds)
-    return (2.0 * save_seconds * failure_seconds) ** 0.5
+def token_flops(
+    parameters: float,
+    *,
+    layers: int = 0,
+    width: int = 0,
+    sequence: int = 0,
+    recomputed: float = 0.0,
+    recomputed_attention: float = 0.0,
+) -> float:
+    """FLOPs of training a model of any shape on one token: 6 N, and 12 L W T for attention of `width` W = heads x
+    size of a head. Computed again are a share of the forward, `recomputed`, and of attention's forward alone.
+
+    Source: Chowdhery et al. 2022 (PaLM), appendix B.
+    """
+    positive(parameters=parameters)
+    if not (0 <= recomputed <= 1 and 0 <= recomputed_attention <= 1):
+        raise ValueError(f"recomputed={recomputed} and {recomputed_attention} are shares: choose from 0 to 1")
+    attention = 4.0 * layers * width * sequence  # forward
+    return (6.0 + 2.0 * recomputed) * parameters + (3.0 + recomputed_attention) * attention
 
 
-def goodput(*, interval: float, save_seconds: float, failure_seconds: float, restart_seconds: float = 0.0) -> float:
-    """The share of time in which steps are taken that count: less saving, and for each failure half an interval that
-    is lost and a restart. 0 where there is nothing left. Source: Young 1974, Daly 2006, to first order."""
-    positive(interval=interval, save_seconds=save_seconds, failure_seconds=failure_seconds)
-    if not 0 <= restart_seconds < float("inf"):
-        raise ValueError(f"restart_seconds={restart_seconds} is no time: give seconds from 0")
-    saving = interval / (interval + save_seconds)
-    lost = ((interval + save_seconds) / 2 + restart_seconds) / failure_seconds
-    return max(0.0, saving * (1 - lost))
+def petaflop_days(flops: float) -> float:
+    """FLOPs in petaFLOP/s-days: 1e15 FLOP/s for a day, 8.64e19. The unit of Brown et al. 2020, table D.1."""
+    positive(flops=flops)
+    return flops / (1e15 * DAY)
+
+
+def tokens_per_second(*, global_batch: float, sequence: float, step_seconds: float) -> float:
+    """What a run takes in: the rows of a step times their tokens, over its time."""
+    positive(global_batch=global_batch, sequence=sequence, step_seconds=step_seconds)
+    return global_batch * sequence / step_seconds
+
+
+def token_days(tokens: float, tokens_per_second: float) -> float:
+    """Days in which a run takes in so many tokens."""
+    positive(tokens=tokens, tokens_per_second=tokens_per_second)
+    return tokens / tokens_per_second / DAY
+
+
+def gpu_hours(seconds: float, gpus: float) -> float:
+    """Hours of all GPUs together: what is paid for."""
+    positive(seconds=seconds, gpus=gpus)
+    return seconds * gpus / 3600.0
+
+
+def energy_mwh(gpu_hours: float, watts: float, overhead: float = 1.1) -> float:
+    """Megawatt-hours of a run; `overhead` is what cooling and the rest of the building add (PUE). Source: Touvron et
+    al. 2023, section 6, whose 1.1 this is."""
+    positive(gpu_hours=gpu_hours, watts=watts, overhead=overhead)
+    return gpu_hours * watts * overhead / 1e6
+
+
+def carbon_tonnes(energy_mwh: float, tonnes_per_mwh: float = 0.385) -> float:
+    """Tonnes of CO2-equivalent; 0.385 for each MWh is the average of the United States. Source: Touvron et al. 2023."""
+    positive(energy_mwh=energy_mwh, tonnes_per_mwh=tonnes_per_mwh)
+    return energy_mwh * tonnes_per_mwh

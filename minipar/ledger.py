@@ -2,7 +2,8 @@
 
 Idea    Everything a run will hold and send follows from a few sizes. The formulas are here, in plain Python, and know
         nothing of the engine: the report of a run lays them beside what was counted, and the two must agree to the
-        byte. So a learner can trust them for a cluster that nobody has at home.
+        byte. So a learner can trust them for a cluster that nobody has at home. The other accounts have files of their
+        own, and their names here as well: `ledger.days`, `ledger.tokens_needed`, `ledger.goodput`.
 Legend  B rows of a micro-batch, T sequence, D hidden, H heads, K key/value heads, V vocabulary.
 Source  Each function names its own.
 Read    `train.py`, whose steps these are.
@@ -16,15 +17,37 @@ from dataclasses import dataclass
 
 from minipar.activations import activation_bytes as activation_bytes
 from minipar.activations import layer_activation_bytes as layer_activation_bytes
-from minipar.compute import checkpoint_interval as checkpoint_interval
+from minipar.collectives import collective_seconds as collective_seconds
+from minipar.collectives import ring_bytes as ring_bytes
+from minipar.compute import carbon_tonnes as carbon_tonnes
 from minipar.compute import days as days
-from minipar.compute import goodput as goodput
+from minipar.compute import energy_mwh as energy_mwh
+from minipar.compute import gpu_hours as gpu_hours
 from minipar.compute import mfu as mfu
+from minipar.compute import petaflop_days as petaflop_days
 from minipar.compute import run_seconds as run_seconds
 from minipar.compute import step_flops as step_flops
+from minipar.compute import token_days as token_days
+from minipar.compute import token_flops as token_flops
+from minipar.compute import tokens_per_second as tokens_per_second
 from minipar.compute import training_flops as training_flops
+from minipar.data import best_parameters as best_parameters
+from minipar.data import best_tokens as best_tokens
+from minipar.data import crawled_tokens as crawled_tokens
+from minipar.data import epochs as epochs
+from minipar.data import text_bytes as text_bytes
+from minipar.data import tokens_needed as tokens_needed
+from minipar.data import tokens_worth as tokens_worth
+from minipar.data import true_score as true_score
 from minipar.facts import Kind
 from minipar.schedule import Schedule
+from minipar.stability import checkpoint_interval as checkpoint_interval
+from minipar.stability import exact_goodput as exact_goodput
+from minipar.stability import failure_seconds as failure_seconds
+from minipar.stability import goodput as goodput
+from minipar.stability import loss_scale_limit as loss_scale_limit
+from minipar.stability import skipped_share as skipped_share
+from minipar.stability import straggler_factor as straggler_factor
 
 # Bytes of a parameter in weights, gradients and optimizer (Adam: two moments, and for mixed precision a master copy).
 STATE_BYTES = {"mixed": (2, 2, 12), "fp32": (4, 4, 8), "fp64": (8, 8, 16)}

@@ -13,6 +13,7 @@ Cost    For p ranks, m micro-batches, v stages on each rank, and F = B = W:
           1f1b         (p-1) / m       min(m, p-r)
           interleaved  (p-1) / (v m)   min(v m, (v-1) p + 2 (p-r) - 1), each on 1/v of the rank's layers (v > 1)
           zb-h1        (p-1) / (3 m)   min(m, p)                     (with m >= p; else the bubble is larger)
+          zb-h2        0, once full    min(m, 2p-1)                  (with m >= 2p-1)
 Read    `model.py` before (what is cut into stages), `simulate.py` and `pp.py` after.
 """
 
@@ -108,7 +109,23 @@ def zb_h1(stages: int, micro_batches: int) -> Schedule:
         rank 1  .  F0 F1 .  B0 F2 B1 W0 F3 B2 W1 B3 W2 W3
         rank 2  .  .  F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3
     """
-    plain = one_f_one_b(stages, micro_batches)
+    return _weights_later("zb-h1", one_f_one_b(stages, micro_batches), delay=1)
+
+
+def zb_h2(stages: int, micro_batches: int) -> Schedule:
+    """Twice as many forwards first, and twice as many weight gradients owed: once the pipeline is full, no rank ever
+    waits, and each begins its step as much later as it ends later. The price is memory: `2 stages - 1` micro-batches.
+
+        rank 0  F0 F1 F2 F3 F4 B0 W0 B1 W1 B2 W2 B3 W3 B4 W4 .  .
+        rank 1  .  F0 F1 F2 B0 F3 B1 F4 B2 W0 B3 W1 B4 W2 W3 W4 .
+        rank 2  .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 W1 W2 W3 W4
+    """
+    warmup = [2 * (stages - 1 - s) for s in range(stages)]
+    return _weights_later("zb-h2", _one_stage_each("1f1b", stages, micro_batches, warmup), delay=2)
+
+
+def _weights_later(name: str, plain: Schedule, delay: int) -> Schedule:
+    """The same order with weight gradients of their own: rank r may owe `delay * r` of them."""
     rows = []
     for rank, actions in enumerate(plain.actions):
         row, owed = list[Action](), deque[Action]()
@@ -116,10 +133,10 @@ def zb_h1(stages: int, micro_batches: int) -> Schedule:
             row.append(action)
             if action.kind is Kind.BACKWARD:
                 owed.append(replace(action, kind=Kind.WEIGHT))
-            if len(owed) > rank:
+            if len(owed) > delay * rank:
                 row.append(owed.popleft())
         rows.append((*row, *owed))
-    return replace(plain, name="zb-h1", actions=tuple(rows))
+    return replace(plain, name=name, actions=tuple(rows))
 
 
 NAMES: dict[str, Callable[..., Schedule]] = {
@@ -128,6 +145,7 @@ NAMES: dict[str, Callable[..., Schedule]] = {
     "1f1b": one_f_one_b,
     "interleaved": interleaved,
     "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
 }
 
 

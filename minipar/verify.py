@@ -268,7 +268,7 @@ def draw(choose: Callable[[Sequence[Any]], Any], ranks: int = 8) -> Case:
     """A topology, options and sizes at random: `choose` picks one of what it is given, the simplest first."""
     shapes = [shape for shape in product((1, 2, 3, 4), repeat=3) if prod(shape) <= ranks]
     dp, pp, tp = choose(sorted(shapes, key=prod))
-    schedule = choose(["1f1b", "gpipe", "zb-h1", "naive", *(["interleaved"] if pp < 4 else [])])
+    schedule = choose(["1f1b", "gpipe", "zb-h1", "zb-h2", "naive", *(["interleaved"] if pp < 4 else [])])
     chunks = choose([1, 2]) if schedule == "interleaved" else 1
     micro_batches = choose([n for n in (1, 2, 3, 4, 6) if schedule != "interleaved" or chunks == 1 or n % pp == 0])
     kv_heads = tp * choose([1, 2])

@@ -68,7 +68,7 @@ def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
 # Help.
 
 
-@pytest.mark.parametrize("command", ["", "train", "verify", "bench", "schedule", "doctor"])
+@pytest.mark.parametrize("command", ["", "train", "verify", "bench", "schedule", "links", "ledger", "plan", "doctor"])
 def test_every_command_has_help(run: Any, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     code, out, err = run(*command.split(), "--help")

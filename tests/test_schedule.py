@@ -37,6 +37,7 @@ from minipar.schedule import (
     validate,
     walk,
     zb_h1,
+    zb_h2,
 )
 
 Key = tuple[str, int, int]
@@ -83,7 +84,7 @@ def is_valid(schedule: Schedule) -> bool:
 
 def every_schedule(ranks: range, micro_batches: range) -> Iterator[Schedule]:
     for p, m in product(ranks, micro_batches):
-        yield from (naive(p, m), gpipe(p, m), one_f_one_b(p, m), zb_h1(p, m))
+        yield from (naive(p, m), gpipe(p, m), one_f_one_b(p, m), zb_h1(p, m), zb_h2(p, m))
         if m % p == 0:
             yield from (interleaved(p, m, 2), interleaved(p, m, 3))
 
@@ -125,7 +126,7 @@ def test_interleaved_visits_chunks_depth_first_as_megatron() -> None:
 
 @pytest.mark.parametrize(
     "schedule",
-    [naive(3, 2), gpipe(3, 4), one_f_one_b(3, 4), interleaved(2, 2, 2), zb_h1(3, 4)],
+    [naive(3, 2), gpipe(3, 4), one_f_one_b(3, 4), interleaved(2, 2, 2), zb_h1(3, 4), zb_h2(3, 5)],
     ids=lambda schedule: schedule.name,
 )
 def test_the_picture_in_the_docstring_is_the_schedule(schedule: Schedule) -> None:
@@ -159,13 +160,14 @@ def test_activations_in_flight_follow_the_table() -> None:
         assert in_flight(gpipe(p, m)) == [m] * p
         assert in_flight(one_f_one_b(p, m)) == [min(m, p - r) for r in range(p)]
         assert in_flight(zb_h1(p, m)) == [min(m, p)] * p
+        assert in_flight(zb_h2(p, m)) == [min(m, 2 * p - 1)] * p
         for v in (2, 3) if m % p == 0 else ():
             assert in_flight(interleaved(p, m, v)) == [min(v * m, (v - 1) * p + 2 * (p - r) - 1) for r in range(p)]
 
 
 def test_only_zero_bubble_splits_the_backward() -> None:
     assert zb_h1(3, 4).splits_backward == {0, 1, 2}
-    assert all(not s.splits_backward for s in every_schedule(range(1, 4), range(1, 4)) if s.name != "zb-h1")
+    assert all(not s.splits_backward for s in every_schedule(range(1, 4), range(1, 4)) if not s.name.startswith("zb-h"))
 
 
 def test_walk_visits_all_actions_after_what_they_need() -> None:

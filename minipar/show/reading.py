@@ -13,7 +13,8 @@ from minipar.facts import Kind, Timeline
 from minipar.order import Schedule
 from minipar.simulate import simulate
 
-NAMES = {"1f1b": "1F1B", "gpipe": "GPipe", "naive": "Naive", "interleaved": "Interleaved 1F1B", "zb-h1": "ZB-H1"}
+NAMES = {"1f1b": "1F1B", "gpipe": "GPipe", "naive": "Naive", "interleaved": "Interleaved 1F1B"}
+NAMES |= {"zb-h1": "ZB-H1", "zb-h2": "ZB-H2"}
 
 
 def begun(timeline: Timeline) -> Timeline:

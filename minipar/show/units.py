@@ -19,6 +19,13 @@ class Unit(NamedTuple):
 
 
 UNITS = (Unit("s", "seconds", 1.0), Unit("ms", "milliseconds", 1e3), Unit("µs", "microseconds", 1e6))
+DAY, YEAR = 86_400.0, 365.25 * 86_400.0  # seconds
+LONGER = (
+    Unit("years", "years", 1 / YEAR),
+    Unit("days", "days", 1 / DAY),
+    Unit("h", "hours", 1 / 3600),
+    Unit("min", "minutes", 1 / 60),
+)
 
 
 def unit_for(seconds: float) -> Unit:
@@ -44,6 +51,24 @@ def time(seconds: float, unit: Unit | None = None) -> str:
     """A time with its unit: "33 s", "1.25 ms"."""
     unit = unit or unit_for(abs(seconds))
     return f"{plain(seconds * unit.per_second)} {unit.name}"
+
+
+def duration(seconds: float) -> str:
+    """A time of any length: 1.2 ms, 52 s, 3.4 h, 12 days, 5.1 years."""
+    return time(seconds, duration_unit(seconds))
+
+
+def duration_unit(seconds: float) -> Unit:
+    """The unit of `duration`: from two minutes, hours, days or years on, it counts in these."""
+    return next((unit for unit in LONGER if seconds * unit.per_second >= 1.9995), unit_for(seconds))
+
+
+def amount(number: float) -> str:
+    """Parameters or tokens: 7B, 1.5T."""
+    for name, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * size:
+            return plain(number / size) + name
+    return plain(number)
 
 
 def share(part: float) -> str:
