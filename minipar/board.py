@@ -54,15 +54,19 @@ class Board:
         """The file into which `rank` writes where it stands in its code, when it is asked."""
         return self._directory / f"stack-{rank}"
 
-    def writer(self, rank: int) -> Callable[[str], None]:
-        """The function with which `rank` says what it waits for, or "" when it goes on: for `comm.Wire`."""
+    def writer(self, rank: int) -> Callable[[str | None], None]:
+        """The function with which `rank` says what it waits for, "" when it goes on, or None when it waits on, but for
+        something that is on its way: for `comm.Wire`."""
         wait, go_on, board, offset = SLOT.pack_into, HEADER.pack_into, self._map, rank * SLOT.size
+        still = struct.Struct("<q").pack_into
         count = 0
 
-        def waiting(text: str) -> None:
+        def waiting(text: str | None) -> None:
             nonlocal count
             count += 1
-            if text:
+            if text is None:
+                still(board, offset, count)
+            elif text:
                 wait(board, offset, count, monotonic(), True, text.encode())  # a text that is too long is cut
             else:
                 go_on(board, offset, count, monotonic(), False)

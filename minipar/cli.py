@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from minipar import launch
 from minipar.arguments import LARGEST, PROGRAM, Parser, in_torchrun, number
-from minipar.files import as_json, check_writable, write_whole
+from minipar.files import as_json, check_outputs, check_writable, write_whole
 from minipar.guard import end_at_once, guarded, on_signals, open_streams
 from minipar.link import FORM, asked_network
 
@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     open_streams()
     if launch.under_torchrun():
         launch.end_with_torchrun()
-    options = build_parser().parse_args(arguments)
+    with on_signals(end_at_once):
+        options = build_parser().parse_args(arguments)
     sys.exit(guarded(options.command, options))
 
 
@@ -152,8 +153,7 @@ def degrees(options: argparse.Namespace) -> dict[str, int]:
 
 def train(options: argparse.Namespace) -> int:
     """`minipar train`"""
-    for path in (options.report, options.trace, options.picture):
-        check_writable(path)
+    check_outputs(report=options.report, trace=options.trace, picture=options.picture)
     if options.picture:
         from minipar.show import saving
 
@@ -321,7 +321,7 @@ def add_links(commands: Any) -> None:
     parser.add_argument("--layouts", help="by comma: dp4,dp2.tp2; without: all over up to two axes")
     add_sizes(parser, layers=4, hidden=256, heads=8, vocab=1024, sequence=128)
     add_batch(parser, global_batch=16, micro_batches=4)
-    parser.add_argument("--zero", type=number(0), default=0, metavar="STAGE", help="ZeRO stage: 0, 1, 2 or 3")
+    parser.add_argument("--zero", type=number(0, high=3), default=0, metavar="STAGE", help="ZeRO stage: 0, 1, 2 or 3")
     parser.add_argument("--report", metavar="FILE", help="write the table as JSON")
     parser.add_argument("--json", action="store_true", help="print the table as JSON, and nothing else")
     parser.set_defaults(command=links)

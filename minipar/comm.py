@@ -12,8 +12,7 @@ Read    `launch.py` before (where ranks come from), `mesh.py` after (which group
 What gloo lacks is made good here, once: it has no average, and its reduce-scatter is an all-reduce of everything
 with the rest thrown away. On gloo, `all_gather` and `reduce_scatter` are therefore pairwise exchanges: each rank
 sends (n-1)/n of the buffer instead of twice that. A small all_reduce, where rounds count and not bytes, is an exchange
-of everything (8 ranks on 2 cores: 4 ms in place of 19), and a large `buffer` is not sent at all: see `shared.py`. This
-is the only file that imports torch.distributed.
+of everything (8 ranks on 2 cores: 4 ms in place of 19), and a large `buffer` is not sent at all: see `shared.py`.
 """
 
 from __future__ import annotations
@@ -81,8 +80,9 @@ class Group:
     def buffer(self, numel: int, dtype: torch.dtype = torch.float32, device: Any = "cpu") -> Tensor:
         """Zeros, `[numel]`, which the other ranks see where all are on one machine: collectives of the whole of it then
         spare most of the copying. Every rank of the group calls it, with the same size."""
-        one_machine = self.wire.folder is not None and self.backend == "gloo"
-        if self.size > 1 and one_machine:
+        if not (isinstance(numel, int) and 0 <= numel < 1 << 48):
+            raise ValueError(f"a buffer of {numel!r} values: give a whole number from 0 that fits into memory")
+        if self.size > 1 and self.wire.folder is not None and self.backend == "gloo":
             return shared.buffer(self, numel, dtype)
         return torch.zeros(numel, dtype=dtype, device=device)
 
@@ -107,8 +107,8 @@ class Group:
             works = self.exchange([whole] * self.size, arrived)
         elif self.slow:
             arrived, works = [whole], [link.all_reduce(self, whole, combine)]
-        elif shared.of_others(whole):
-            arrived, works = [whole], [shared.all_reduce(self, whole, combine)]
+        elif ours := shared.neighbours(whole, self):
+            arrived, works = [whole], [shared.all_reduce(ours, whole, combine)]
         else:
             reduce = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(op, dist.ReduceOp.SUM)
             arrived, works = [whole], [dist.all_reduce(whole, op=reduce, group=self.handle, async_op=True)]
@@ -134,8 +134,8 @@ class Group:
         if self.size == 1:
             return self._done(out, async_op)
         message = self._launch("all_gather", tensor, tag)
-        if shared.of_others(out) and not self.slow:
-            works = [shared.all_gather(self, out)]
+        if (ours := shared.neighbours(out, self)) and not self.slow:
+            works = [shared.all_gather(ours, out)]
         elif self.backend == "gloo":
             works = self.exchange([mine] * self.size, out.chunk(self.size))
         else:
@@ -157,8 +157,8 @@ class Group:
         if self.backend != "gloo":
             work = _reduce_scatter_single(out, tensor.contiguous(), group=self.handle, async_op=True)
             return self._answer(message, [work], lambda: out, async_op)
-        if shared.of_others(tensor) and not self.slow:
-            return self._answer(message, [shared.reduce_scatter(self, tensor, out)], lambda: out, async_op)
+        if (ours := shared.neighbours(tensor, self)) and not self.slow:
+            return self._answer(message, [shared.reduce_scatter(ours, tensor, out)], lambda: out, async_op)
         chunks = tensor.contiguous().chunk(self.size)
         arrived = [chunks[r] if r == self.rank else torch.empty_like(chunks[r]) for r in range(self.size)]
         works = self.exchange(chunks, arrived)
@@ -313,7 +313,8 @@ class Group:
 
     def _agree(self, message: Message, tensor: Tensor, how: str) -> None:
         """Raise unless every rank of the group makes the same call now; `how` says more of the operation."""
-        mine = f"{message.op}{how} of {tensor.numel()} {str(tensor.dtype).removeprefix('torch.')} ({message.tag})"
+        kind = "shared " * bool(shared.neighbours(tensor, self)) + str(tensor.dtype).removeprefix("torch.")
+        mine = f"{message.op}{how} of {tensor.numel()} {kind} ({message.tag})"
         self.wire.waiting(describe(message))
         calls: list[Any] = [None] * self.size
         dist.all_gather_object(calls, mine, group=self.handle)

@@ -8,6 +8,7 @@ Read    `simulate.py` and `paced.py`, which use it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 from typing_extensions import assert_never
 
@@ -44,6 +45,6 @@ def _per_stage(name: str, cost: Cost, stages: int) -> Callable[[int, int], float
     if callable(cost):
         return cost
     costs = list(cost) if isinstance(cost, Iterable) else [cost] * stages
-    if len(costs) != stages or any(seconds < 0 for seconds in costs):
+    if len(costs) != stages or not all(0 <= seconds < inf for seconds in costs):
         raise ValueError(f"{name}={cost!r}: give seconds, or a list for the {stages} stages, none negative")
     return lambda stage, micro_batch: costs[stage]

@@ -98,7 +98,7 @@ def trim(stack: traceback.StackSummary) -> traceback.StackSummary:
 
 def is_users(filename: str) -> bool:
     """Whether the file belongs to whoever uses minipar."""
-    return not filename.startswith((HERE, STANDARD, "<frozen ")) and not INSTALLED.search(filename)
+    return not filename.startswith((HERE, STANDARD, "<frozen ", "<string>")) and not INSTALLED.search(filename)
 
 
 def is_lesson(filename: str) -> bool:
@@ -138,8 +138,10 @@ def signal_name(number: int) -> str:
         return "unknown"
 
 
-def describe_stuck(rank: int, post: Post, stack: str) -> Failure:
+def describe_stuck(rank: int, post: Post, stack: str, *, stopped: bool = False) -> Failure:
     """The failure of a rank that does not end, from the board and from what faulthandler wrote."""
+    if stopped:
+        return Failure(rank, "stuck", "has been stopped, by a signal or a debugger, so the others wait for it")
     place = where(stack)
     doing = f"waits for {post.text}" if post.waiting else "is computing"
     return Failure(rank, "stuck", doing + (f", at {place}" if place else ""))

@@ -53,6 +53,23 @@ def check_writable(path: str | None) -> None:
         raise ValueError(f"cannot write {path!r} ({why}): name a file in a folder that can be written") from None
 
 
+def check_outputs(**paths: str | None) -> None:
+    """Raise `ValueError` now if one of the files could not be written, or two of them are the same."""
+    names: dict[str, str] = {}
+    for option, path in paths.items():
+        check_writable(path)
+        if path is not None and not written_in_place(path):
+            other = names.setdefault(os.path.realpath(path), option)
+            if other != option:
+                raise ValueError(f"--{other} and --{option} both name {path!r}: give each a file of its own")
+
+
+def check_ending(path: str | None, *endings: str) -> None:
+    """Raise `ValueError` unless the name ends in one of these, or is that of a device or a pipe."""
+    if path and not written_in_place(path) and Path(path).suffix.lower() not in endings:
+        raise ValueError(f"{path!r} does not end in {' or '.join(endings)}: what is written there would be misnamed")
+
+
 def written_in_place(path: str) -> bool:
     """Whether the file must keep its identity: a device or a pipe, such as /dev/stdout."""
     place = Path(os.path.abspath(path))
@@ -62,6 +79,13 @@ def written_in_place(path: str) -> bool:
 def write_whole(path: str, content: str | bytes) -> None:
     """The whole file or nothing: a reader never sees half of it. A link stays, and what it points to is written."""
     data = content.encode() if isinstance(content, str) else content
+    try:
+        _write(path, data)
+    except OSError as error:
+        raise ValueError(f"cannot write {path!r} ({error.strerror}): make room there, or name another file") from None
+
+
+def _write(path: str, data: bytes) -> None:
     if written_in_place(path):
         with open(path, "wb") as stream:
             stream.write(data)

@@ -16,7 +16,7 @@ import time
 import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -216,8 +216,9 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
     facts = report.RankFacts([], [], [], time.time() - started, [], [], [], {}, Footprint(), 0, 0)
     say({"event": "start", "seconds": facts.startup_seconds, "begin": begin, "steps": config.steps})
     for step in range(begin, config.steps):
-        if job.network and step == begin + FULL_SPEED:
-            link.put_in(mesh.world, job.network)
+        if job.network and step in (begin, begin + FULL_SPEED):
+            held_back = job.network.link if step > begin else link.UNHINDERED
+            link.put_in(mesh.world, replace(job.network, link=held_back))
         start = perf_counter()
         with meter if step == begin else nullcontext():
             result = engine.step(batches.rows(step, first, first + rows))

@@ -27,22 +27,22 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from minipar.message import Background
-
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from minipar.comm import Group
+    from minipar.message import Background
 
 FORM = "such as 1gbit, 200mbit or 10gbit:50us (with a latency)"
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+BEAT = 1.0  # seconds: so often a line says that it still holds a message
 LATENCY = 50e-6  # seconds: what a message takes between two machines of a rack, if nothing else is said
 
 
@@ -57,6 +57,9 @@ class Link:
         bits = 8 * self.bandwidth
         unit = next(unit for unit in reversed(BITS) if bits >= BITS[unit] or unit == "kbit")
         return f"{bits / BITS[unit]:g}{unit}" + ("" if self.latency == LATENCY else f":{1e6 * self.latency:g}us")
+
+
+UNHINDERED = Link(inf, 0.0)  # what is sent across nodes goes the same way, and is not held back
 
 
 def parse(text: str) -> Link:
@@ -79,7 +82,7 @@ class Network:
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.ranks % self.nodes:
-            choices = ", ".join(str(n) for n in range(1, self.ranks + 1) if self.ranks % n == 0)
+            choices = ", ".join(str(n) for n in range(2, self.ranks + 1) if self.ranks % n == 0)
             raise ValueError(f"{self.ranks} ranks cannot be dealt to {self.nodes} nodes: choose nodes from {choices}")
 
     def node(self, rank: int) -> int:
@@ -124,8 +127,8 @@ class Line:
     """The outgoing line of a node, as one of its ranks uses it. In a file in `folder` the ranks of a node note until
     when its line is taken."""
 
-    def __init__(self, network: Network, rank: int, folder: Path) -> None:
-        self.network, self.node = network, network.node(rank)
+    def __init__(self, network: Network, rank: int, folder: Path, alive: Callable[[], None] = lambda: None) -> None:
+        self.network, self.node, self._alive = network, network.node(rank), alive
         self._board = os.fdopen(os.open(folder / f"line-{network.nodes}", os.O_RDWR | os.O_CREAT, 0o600), "r+b")
         self._board.truncate(8 * network.nodes)
         self._taken = mmap.mmap(self._board.fileno(), 8 * network.nodes)
@@ -136,8 +139,10 @@ class Line:
         """Whether a rank of the world is on another node."""
         return self.network.node(rank) != self.node
 
-    def send(self, size: int, post: Callable[[], Any]) -> Held:
+    def send(self, size: int, post: Callable[[], Any]) -> Any:
         """Have `post` send a message of so many bytes when the link would have brought it to the other side."""
+        if self.network.link == UNHINDERED:
+            return post()
         held = Held(self._reserve(size) + self.network.link.latency, post)
         self._queue.put(held)
         return held
@@ -161,7 +166,8 @@ class Line:
     def _send(self) -> None:
         while (held := self._queue.get()) is not None:
             while (early := held.at - perf_counter()) > 0:
-                sleep(early)
+                sleep(min(early, BEAT))
+                self._alive()
             held.send()
 
 
@@ -176,12 +182,16 @@ def put_in(group: Group, network: Network) -> Line:
         raise ValueError("only messages between ranks of one machine are slowed down: torchrun's have a network")
     if wire.line is not None:
         wire.line.close()
-    wire.line = Line(network, wire.number, wire.folder)
+    wire.line = Line(network, wire.number, wire.folder, alive=lambda: wire.waiting(None))
     return wire.line
 
 
 def all_reduce(group: Group, whole: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Background:
     """An all_reduce of messages that a slow link can hold back: each rank adds up one share, and sends the sum."""
+    import torch  # not at the top: the command line reads speeds without it
+
+    from minipar.message import Background
+
     shares = whole.detach().view(-1).tensor_split(group.size)
     mine = shares[group.rank]
     arrived = [mine if rank == group.rank else torch.empty_like(mine) for rank in range(group.size)]

@@ -3,8 +3,9 @@
     minipar links
     minipar links --ranks 2 --links 10gbit,1gbit,100mbit --hidden 512
 
-Idea    Each layout trains the same model on the same rows. First at full speed: what the ranks launch and wait for then
-        says, by `replay.py`, what a step will take over each link. Then over each link, on real messages. What decides
+Idea    Each layout trains the same model on the same rows. First at full speed; then by the way that messages between
+        nodes take, but not held back: what the ranks launch and wait for then says, by `replay.py`, what a step will
+        take over each link. Then over each link, on real messages. What decides
         is what crosses between the nodes: of tensor parallel the activations, several times for every layer and
         micro-batch, so that its bytes grow with the tokens of a step; of data parallel the gradients, which grow with
         the parameters, once a step; of a pipeline the activations at one border.
@@ -51,28 +52,31 @@ class Row:
     cells: list[Cell]
 
 
-def record(mesh: Mesh, engine: Engine, batches: RandomBatches, steps: int) -> list[replay.Step]:
-    """Take some steps that all ranks begin together: when each began and ended, and its messages."""
-    messages, rows = mesh.world.wire.messages, batches.global_batch // mesh.dp.size
-    answer = []
-    for step in range(steps):
-        batch = batches.rows(step, mesh.dp.rank * rows, (mesh.dp.rank + 1) * rows)
-        mesh.world.barrier()
-        messages.clear()
-        begin = perf_counter()
-        engine.step(batch)
-        answer.append(replay.Step(begin, perf_counter(), list(messages)))
-    return answer
+def take(mesh: Mesh, engine: Engine, batch: Any) -> replay.Step:
+    """A step that all ranks begin together: when it began and ended, and its messages."""
+    messages = mesh.world.wire.messages
+    mesh.world.barrier()
+    messages.clear()
+    begin = perf_counter()
+    engine.step(batch)
+    return replay.Step(begin, perf_counter(), list(messages))
 
 
-def on_rank(mesh: Mesh, config: TrainConfig, networks: Sequence[link.Network]) -> list[list[replay.Step]]:
-    """Steps at full speed, and then over each of the networks."""
+def on_rank(mesh: Mesh, config: TrainConfig, links: Sequence[link.Link], nodes: int) -> list[list[replay.Step]]:
+    """Steps at full speed; then for each link steps unhindered and steps over it, in turn, so that both see the same
+    moods of the machine."""
     engine, model = Engine(mesh, config), config.model
     batches = RandomBatches(vocab=model.vocab, sequence=model.sequence, global_batch=config.global_batch)
-    answer = [record(mesh, engine, batches, WARM_UP + STEPS)[WARM_UP:]]
-    for network in networks:
-        with link.through(mesh.world, network):
-            answer.append(record(mesh, engine, batches, 1 + STEPS)[1:])
+    rows = config.global_batch // mesh.dp.size
+    batch = batches.rows(0, mesh.dp.rank * rows, (mesh.dp.rank + 1) * rows)
+    answer = [[take(mesh, engine, batch) for _ in range(WARM_UP + STEPS)][WARM_UP:]]
+    for one in links:
+        free, held = list[replay.Step](), list[replay.Step]()
+        for _ in range(1 + STEPS):
+            for speed, steps in ((link.UNHINDERED, free), (one, held)):
+                with link.through(mesh.world, link.Network(nodes, mesh.size, speed)):
+                    steps.append(take(mesh, engine, batch))
+        answer += [free[1:], held[1:]]
     return answer
 
 
@@ -83,14 +87,14 @@ def seconds_of(steps: Sequence[replay.Step]) -> float:
 
 def measure(mesh: Mesh, config: TrainConfig, links: Sequence[link.Link], nodes: int) -> Row:
     """A layout over each link, on real ranks."""
-    networks = [link.Network(nodes, mesh.size, one) for one in links]
     with launch.World(mesh, backend="gloo", timeout=None) as world:
-        by_rank = world.run(on_rank, config, networks)
-    full, *slow = [list(zip(*(rank[speed] for rank in by_rank), strict=True)) for speed in range(1 + len(links))]
+        by_rank = world.run(on_rank, config, links, nodes)
+    full, *pairs = [list(zip(*steps, strict=True)) for steps in zip(*by_rank, strict=True)]
     cells = []
-    for network, steps in zip(networks, slow, strict=True):
-        predicted = median(replay.predict(step, cache(mesh.members), network) for step in full)
-        cells.append(Cell(str(network.link), median(map(seconds_of, steps)), predicted))
+    for one, free, held in zip(links, pairs[::2], pairs[1::2], strict=True):
+        network = link.Network(nodes, mesh.size, one)
+        predicted = median(replay.predict(step, cache(mesh.members), network) for step in free)
+        cells.append(Cell(str(one), median(map(seconds_of, held)), predicted))
     return Row(name_of(mesh), median(map(seconds_of, full)), cells)
 
 
@@ -142,7 +146,7 @@ def command(options: Namespace) -> int:
         warmup=0,
     )
     link.Network(options.nodes, options.ranks, links[0])
-    asked = [parse_layout(text) for text in options.layouts.split(",")] if options.layouts else None
+    asked = None if options.layouts is None else [parse_layout(text) for text in options.layouts.split(",")]
     meshes = asked if asked is not None else layouts(options.ranks, config)
     for mesh in meshes:
         if mesh.size != options.ranks:

@@ -46,15 +46,15 @@ class Message:
 class Wire:
     """What all groups of one rank share: the record of messages, and the board on which a waiting rank is seen.
 
-    `waiting(text)` is called before a rank may block and `waiting("")` after; the launcher reads it when ranks are
-    stuck. With `check` on, the ranks of a group first agree on each call (operation, tag, size), and a call that
-    differs raises `ValueError` instead of a wrong sum or an abort; that doubles the number of messages. A `line` slows
-    down what goes to other nodes. `number` is the rank in the world; `folder` belongs to the world, if all of its ranks
-    are on one machine, and ends with it.
+    `waiting(text)` is called before a rank may block, `waiting("")` after, and `waiting(None)` while a slow link holds
+    back a message; the launcher reads it when ranks are stuck. With `check` on, the ranks of a group first agree on
+    each call (operation, tag, size), and a call that differs raises `ValueError` instead of a wrong sum or an abort;
+    that doubles the number of messages. A `line` slows down what goes to other nodes. `number` is the rank in the
+    world; `folder` belongs to the world, if all of its ranks are on one machine, and ends with it.
     """
 
     messages: list[Message] = field(default_factory=list)
-    waiting: Callable[[str], None] = lambda text: None
+    waiting: Callable[[str | None], None] = lambda text: None
     check: bool = False
     state: SimpleNamespace = field(default_factory=SimpleNamespace)
     number: int = 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import io
 import linecache
 import multiprocessing
@@ -74,6 +75,8 @@ def main(seat: Seat, connection: Connection, printed: Mapping[str, Connection]) 
             answer = carry_out(seat.rank, place, board.order)
             flush()
             connection.send_bytes(answer)
+            del answer
+            gc.collect()  # models have hooks that lead back to them: their memory would wait for the collector
     if seat.backend == "nccl":  # gloo needs no farewell, and would take 60 ms over it
         comm.disconnect()
 

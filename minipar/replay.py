@@ -58,6 +58,7 @@ class _Call:
     own: list[Message] = field(default_factory=list)
     missing: dict[tuple[int, int], int] = field(default_factory=dict)  # by rank and round: what has yet to arrive
     done: dict[int, float] = field(default_factory=dict)
+    begun: float = 0.0  # when the last rank launched it
 
     def rounds(self) -> list[float]:
         """The bytes that a rank sends to each other rank, round by round."""
@@ -117,6 +118,7 @@ class _Replay:
             self.at(now + work, self.wait if waits else self.begin, rank, call)
 
     def begin(self, now: float, rank: int, call: _Call) -> None:
+        call.begun = max(call.begun, now)
         if call.op != "send" or rank == call.ranks[0]:
             self.launch(now, rank, call, 0)
         self.at(now, self.go_on, rank)
@@ -126,6 +128,16 @@ class _Replay:
             self.at(max(now, call.done[rank]), self.go_on, rank)
         else:
             self.waiting[rank] = call
+
+    def pieces(self, call: _Call) -> int:
+        """How many messages a node's line passes on in a round. What the ranks do with the first is done while the
+        last is on its way."""
+        crossing = defaultdict[int, int](int)
+        for rank in call.ranks[:1] if call.op == "send" else call.ranks:
+            crossing[self.network.node(rank)] += sum(
+                self.network.node(other) != self.network.node(rank) for other in call.ranks
+            )
+        return max(1, *crossing.values())
 
     def launch(self, now: float, rank: int, call: _Call, number: int) -> None:
         """A round of a rank: its messages to all others, one after another through its node's line."""
@@ -146,7 +158,8 @@ class _Replay:
         if call.op != "send" and number + 1 < len(call.rounds()):
             self.launch(now, rank, call, number + 1)
             return
-        call.done[rank] = now + call.own_cost()
+        own = call.own_cost()
+        call.done[rank] = max(call.begun + own, now + own / self.pieces(call))
         if self.waiting.get(rank) is call:
             del self.waiting[rank]
             self.at(call.done[rank], self.go_on, rank)

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from minipar import schedule as schedules
 from minipar.facts import Timeline
-from minipar.files import as_json, check_writable, write_whole
+from minipar.files import as_json, check_ending, check_outputs, write_whole
 from minipar.order import Schedule, ScheduleError, Send, messages
 from minipar.show import palette, reading, terminal, units, words
 from minipar.show.animation import animate
@@ -88,8 +88,9 @@ class Run:
 
 def command(options: argparse.Namespace) -> int:
     """`minipar schedule`: 0 if all went well, 2 for a schedule that cannot run (then its faults are printed)."""
+    check_outputs(**{ending: getattr(options, ending) for ending in ("svg", "png", "html")})
     for ending in ("svg", "png", "html"):
-        check_writable(getattr(options, ending))
+        check_ending(getattr(options, ending), f".{ending}")
     try:
         runs = [run(order, options) for order in asked(options)]
     except ScheduleError as error:
@@ -158,7 +159,10 @@ def read_file(options: argparse.Namespace) -> Schedule:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no text: name the text of a schedule, like {EXAMPLE!r}") from None
-    return schedules.parse(text, name="typed" if path == "-" else Path(path).stem).validate()
+    order = schedules.parse(text, name="typed" if path == "-" else Path(path).stem).validate()
+    if not order.size:
+        raise ValueError(f"{path} has no actions: write some, like {EXAMPLE!r}")
+    return order
 
 
 def read_bytes(path: str) -> bytes:
@@ -167,7 +171,8 @@ def read_bytes(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read(LARGEST_FILE + 1)
     except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path!r} ({getattr(error, 'strerror', None) or error})") from None
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot read {path!r} ({why}): name the text of a schedule, like {EXAMPLE!r}") from None
 
 
 def run(order: Schedule, options: argparse.Namespace) -> Run:

@@ -80,8 +80,10 @@ def check(config: TrainConfig, shape: dict[str, int]) -> None:
         faults.append(f"unknown precision {config.precision!r}: choose from {', '.join(DTYPES)}")
     if config.zero not in (0, 1, 2, 3):
         faults.append(f"ZeRO has no stage {config.zero}: choose 0 (off), 1, 2 or 3")
-    if not config.lr > 0 or not config.clip >= 0:
-        faults.append(f"lr {config.lr:g} must be above 0 and clip {config.clip:g} not below")
+    if not config.lr > 0:
+        faults.append(f"lr {config.lr:g}: choose a learning rate above 0")
+    if not config.clip >= 0:
+        faults.append(f"clip {config.clip:g}: choose a norm above 0, or 0 for none")
     if not faults and config.global_batch % dp:
         faults.append(
             f"a global batch of {config.global_batch} rows cannot be shared by dp={dp} replicas: "

@@ -211,8 +211,15 @@ class Watch:
                 total += times.user + times.system
         return total
 
+    def _stopped(self, rank: int) -> bool:
+        with suppress(psutil.Error):
+            return bool(psutil.Process(self._members[rank].process.pid).status() == psutil.STATUS_STOPPED)
+        return False
+
     def _stuck(self, headline: str) -> RankError:
         """The error for the pending ranks: ask each where it stands, and read the board."""
+        asleep = {rank for rank in self._pending if self._stopped(rank)}
+        headline = f"{name_ranks(asleep)} {'does' if len(asleep) == 1 else 'do'} not go on" if asleep else headline
         for rank in self._pending:
             process = self._members[rank].process
             if process.is_alive() and hasattr(signal, "SIGUSR1"):
@@ -222,7 +229,8 @@ class Watch:
         for rank in sorted(self._pending):
             path = self._board.stack(rank)
             stack = path.read_text() if path.exists() else ""
-            self._failures.append(faults.describe_stuck(rank, self._board.read(rank), stack))
+            stopped = rank in asleep
+            self._failures.append(faults.describe_stuck(rank, self._board.read(rank), stack, stopped=stopped))
         others = self._members.keys() - self._pending
         told = {rank: "has finished" if rank in self._answers else "takes no part" for rank in others}
         return faults.report_stuck(headline, self._failures, told)

@@ -68,6 +68,12 @@ def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
 # Help.
 
 
+def test_the_command_line_is_read_without_torch() -> None:
+    """Help and accounts answer at once."""
+    code = "import sys; from minipar.cli import build_parser; build_parser(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("command", ["", "train", "verify", "bench", "schedule", "links", "ledger", "plan", "doctor"])
 def test_every_command_has_help(run: Any, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -137,6 +143,7 @@ REFUSED = [
     ("--picture r.gif", "r.gif", ".svg"),
     ("--picture missing/r.svg", "missing/r.svg", "No such file"),
     ("--trace folder", "'folder'", "it is a folder"),
+    ("--report r.json --trace ./r.json", "--report and --trace both name './r.json'", "a file of its own"),
     ("--save-every 2", "--save-every 2", "add --save"),
     ("--save empty", "empty"),
     ("--resume folder", "folder"),

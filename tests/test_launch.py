@@ -662,3 +662,14 @@ def test_torchrun_gives_its_own_ranks(tmp_path: Path) -> None:
     assert done.stdout.count("results [3.0, 3.0] [0, 1]\n") == 2
     assert done.stdout.count("state [0, 1]\n") == 2
     assert done.stdout.count("refused: 3 ranks are asked for, and torchrun has started 2") == 2
+
+
+def one_stops(group: Any) -> None:
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    group.barrier()
+
+
+def test_a_rank_that_was_stopped_is_named() -> None:
+    with pytest.raises(minipar.RankError, match=r"rank 1 does not go on(.|\n)*rank 1 has been stopped, by a signal"):
+        minipar.run(one_stops, 2, timeout=1)

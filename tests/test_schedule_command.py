@@ -161,6 +161,8 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(
         (["--file", "/"], "cannot read '/' (Is a directory)"),
         (["--file", "\0"], "cannot read"),
         (["--file", "/dev/zero"], "has more than 1.05 MB"),
+        (["1f1b", "--svg", "x.png"], "'x.png' does not end in .svg"),
+        (["1f1b", "--html", "x"], "'x' does not end in .html"),
         (["--file", "x", "--stages", "3"], "--stages 3 with --file"),
         (["1f1b", "--stages", "1000", "--micro-batches", "100000"], "choose fewer micro-batches"),
         (["1f1b", "--forward", "0", "--backward", "0", "--weight", "0"], "are all 0"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import sys
+from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -12,6 +15,7 @@ import torch
 import minipar
 from minipar import link, shared
 from minipar.comm import DIRECT_BYTES, Group
+from minipar.mesh import Mesh, plan
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 LARGE = DIRECT_BYTES // 4 + 7  # values of an all_reduce that is no single exchange; odd
@@ -30,7 +34,8 @@ def all_operations(group: Group, turns: int) -> bool:
     n = group.size
     numel = LARGE // n * n
     odd, even, whole = (group.buffer(size, torch.float64) for size in (LARGE, numel, numel))
-    assert n == 1 or len(shared.of_others(odd)) == n - 1
+    ours = shared.neighbours(odd, group)
+    assert n == 1 or (ours is not None and len(ours.others) == n - 1)
     right = True
     for turn in range(turns):
         wanted = torch.stack([contribution(rank, turn, LARGE) for rank in range(n)])
@@ -86,15 +91,15 @@ def test_they_are_counted_as_messages_are() -> None:
     assert minipar.run(counted, 2)[1] == [("all_reduce", size), ("reduce_scatter", size), ("all_gather", size // 2)]
 
 
-def without_shared_memory(group: Group) -> tuple[int, float]:
+def without_shared_memory(group: Group) -> tuple[bool, float]:
     if group.rank == 1:  # one rank alone lacks it
         del os.memfd_create
     buffer = group.buffer(LARGE).fill_(group.rank + 1)
-    return len(shared.of_others(buffer)), group.all_reduce(buffer)[0].item()
+    return shared.neighbours(buffer, group) is None, group.all_reduce(buffer)[0].item()
 
 
 def test_where_a_rank_has_no_shared_memory_messages_take_its_place() -> None:
-    assert minipar.run(without_shared_memory, 3) == [(0, 6.0)] * 3
+    assert minipar.run(without_shared_memory, 3) == [(True, 6.0)] * 3
 
 
 def over_a_slow_link(group: Group) -> tuple[float, float]:
@@ -134,3 +139,67 @@ def other_sizes(group: Group) -> None:
 def test_ranks_that_ask_for_other_sizes_are_told() -> None:
     with pytest.raises(minipar.RankError, match="buffer of 16391 float32 on rank 0 and 16392 float32 on rank 1"):
         minipar.run(other_sizes, 2)
+
+
+def what_is_no_buffer(mesh: Mesh) -> list[float]:
+    """Copies, slices, other shapes and other groups: sums of 1 on rank 0, 2 on rank 1 and so on."""
+    buffer = mesh.dp.buffer(LARGE).fill_(mesh.rank + 1.0)
+    copied, sliced, saved = copy.deepcopy(buffer), buffer[:], pickle.loads(pickle.dumps(buffer))
+    sums = [mesh.dp.all_reduce(tensor)[0].item() for tensor in (copied, saved)]
+    sums += [mesh.tp.all_reduce(buffer.clone())[0].item(), mesh.dp.all_reduce(sliced)[0].item()]
+    buffer.fill_(mesh.rank + 1.0)
+    sums.append(mesh.tp.all_reduce(buffer)[0].item())  # another group than that which shares it
+    sums.append(mesh.world.all_reduce(buffer.fill_(mesh.rank + 1.0))[-1].item())
+    sums.append(mesh.dp.all_reduce(buffer.fill_(mesh.rank + 1.0).unsqueeze_(0))[0, -1].item())
+    buffer.data = torch.full((LARGE,), mesh.rank + 1.0)
+    return [*sums, mesh.dp.all_reduce(buffer)[-1].item()]
+
+
+def test_only_the_buffer_itself_is_added_up_in_place() -> None:
+    for rank, sums in enumerate(minipar.run(what_is_no_buffer, plan(dp=2, tp=2))):
+        dp, tp = (4.0, 6.0)[rank % 2], (3.0, 7.0)[rank // 2]
+        assert sums == [dp, dp, tp, dp, tp, 10.0, dp, dp]
+
+
+def saved_bytes(group: Group) -> int:
+    return len(pickle.dumps(group.buffer(LARGE)))
+
+
+def test_a_buffer_travels_without_its_neighbours() -> None:
+    assert all(size < 4 * LARGE + 1000 for size in minipar.run(saved_bytes, 3))
+
+
+def in_other_order(group: Group) -> None:
+    one, two = group.buffer(LARGE), group.buffer(LARGE)
+    group.all_reduce(one if group.rank else two)
+
+
+def test_ranks_that_call_with_different_buffers_are_told() -> None:
+    with pytest.raises(minipar.RankError, match="do not call with the same buffer"):
+        minipar.run(in_other_order, 2)
+
+
+def somebody_elses_file(group: Group, path: str) -> tuple[bool, float]:
+    """Rank 1 names a file that is not the one that it shares: as the same number in another namespace would be."""
+    if group.rank == 1:
+        with open(path, "r+b") as file:
+            number = file.fileno()
+            real = shared._name
+            shared._name = lambda own: (f"/proc/{os.getpid()}/fd/{number}", *real(own)[1:])  # type: ignore[index]
+            buffer = group.buffer(LARGE)
+            shared._name = real
+    else:
+        buffer = group.buffer(LARGE)
+    return shared.neighbours(buffer, group) is None, group.all_reduce(buffer.fill_(1.0))[0].item()
+
+
+def test_no_other_file_is_opened_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "letter").write_text("Dear all")
+    assert minipar.run(somebody_elses_file, 2, str(tmp_path / "letter")) == [(True, 2.0)] * 2
+    assert (tmp_path / "letter").read_text() == "Dear all"
+
+
+@pytest.mark.parametrize("numel", [-1, "a", 1 << 60, 2.5])
+def test_a_buffer_of_no_size_is_refused(numel: object) -> None:
+    with pytest.raises(minipar.RankError, match="give a whole number from 0"):
+        minipar.run(lambda group: group.buffer(numel), 2)

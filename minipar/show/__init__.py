@@ -1,4 +1,4 @@
-"""Drawings and widgets over schedules, timelines, meshes, memory and matrices.
+"""Drawings and widgets over schedules, timelines, meshes, memory, plans and matrices.
 
     from minipar import show
     show.timeline(timeline, "1F1B")            one step: lanes, bubble, phases, memory
@@ -8,11 +8,14 @@
     show.explorer()                            sliders, in a notebook
     show.mesh(mesh, traffic)                   which rank is where, and what its links carry
     show.memory(rows)                          bars by rank and account
+    show.plan_picture(plan)                    the best layouts: what a step takes, what a GPU holds
+    show.roofline(job, cluster)                what computing, memory and links allow
+    show.budget(), show.planner()              the accounts of a run, and its layouts, with sliders
     show.columns(W, x), show.rows(W, x), show.heads()        a product cut over ranks, with its numbers
 
 Idea    All of them return a `Drawing`: it shows itself in a notebook, `save`s itself as .svg, .png or .html, and says
         in words what there is to see. Nothing here knows whether a timeline was predicted or measured.
-Cost    No torch and no plotting library: pictures are written as text. A PNG needs resvg-py, the explorer ipywidgets.
+Cost    No torch and no plotting library: pictures are written as text. A PNG needs resvg-py, a widget ipywidgets.
 Read    `palette.py`, `svg.py` and `drawing.py` for the ground; then `timelines.py`.
 """
 
@@ -22,6 +25,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minipar.show.accounts import budget, planner
     from minipar.show.animation import animate
     from minipar.show.cuts import columns, heads, rows
     from minipar.show.drawing import Drawing
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from minipar.show.meshes import mesh
     from minipar.show.overlays import overlay, report_picture
     from minipar.show.perfetto import trace_json
+    from minipar.show.plans import plan_picture
+    from minipar.show.rooflines import roofline
     from minipar.show.terminal import text
     from minipar.show.timelines import compare, timeline
     from minipar.show.widgets import explorer
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Drawing",
     "animate",
+    "budget",
     "columns",
     "compare",
     "explorer",
@@ -43,7 +50,10 @@ __all__ = [
     "memory",
     "mesh",
     "overlay",
+    "plan_picture",
+    "planner",
     "report_picture",
+    "roofline",
     "rows",
     "text",
     "timeline",
@@ -51,6 +61,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "accounts": ("budget", "planner"),
     "animation": ("animate",),
     "cuts": ("columns", "heads", "rows"),
     "drawing": ("Drawing",),
@@ -58,6 +69,8 @@ _HOMES = {
     "meshes": ("mesh",),
     "overlays": ("overlay", "report_picture"),
     "perfetto": ("trace_json",),
+    "plans": ("plan_picture",),
+    "rooflines": ("roofline",),
     "terminal": ("text",),
     "timelines": ("compare", "timeline"),
     "widgets": ("explorer",),

@@ -30,6 +30,8 @@ def timeline_of(work: Timeline | Schedule) -> Timeline:
     """A timeline as it is, from second 0; a schedule as it runs when F = B = W = one second for a rank's layers."""
     if isinstance(work, Schedule):
         return simulate(work, *[1 / work.chunks] * 3)
+    if not isinstance(work, Timeline):
+        raise ValueError(f"{work!r} is no timeline: give one, or a schedule, such as minipar.schedule.gpipe(4, 8)")
     if work.duration <= 0:
         raise ValueError("a timeline of no length: there is nothing to draw. Give its actions some seconds")
     return begun(work)

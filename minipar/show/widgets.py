@@ -9,6 +9,7 @@ Read    `timelines.py` before, `minipar/schedule.py` for the schedules.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
@@ -44,14 +45,6 @@ def drawn(choice: Choice) -> str:
     return picture(timeline, reading.NAMES[choice.schedule], width=WIDTH).drawing().svg
 
 
-def shown(choice: Choice) -> tuple[str, str]:
-    """The picture and what is wrong: one of the two is empty."""
-    try:
-        return drawn(choice), ""
-    except ValueError as error:
-        return "", " ".join(str(error).split())
-
-
 def explorer(
     schedule: str = "1f1b",
     stages: int = 4,
@@ -67,28 +60,15 @@ def explorer(
 
     The arguments are where it begins. Raises `ImportError`, in one line, where ipywidgets is not installed.
     """
-    try:
-        import ipywidgets as widgets  # type: ignore[import-untyped]
-    except ImportError:
-        raise ImportError("show.explorer() needs ipywidgets: pip install ipywidgets, then restart the kernel") from None
+    widgets = library("explorer")
     begin = Choice(schedule, stages, micro_batches, chunks, ratio, send)
     controls = _controls(widgets, begin, most_stages, most_micro_batches)
-    canvas = widgets.HTML(layout=widgets.Layout(width="100%", max_width=f"{WIDTH}px"))
 
-    def redraw(change: Any = None) -> None:
-        choice = Choice(**{name: control.value for name, control in controls.items()})
-        controls["chunks"].disabled = choice.schedule != "interleaved"
-        svg, fault = shown(choice)
-        if fault:
-            canvas.value = _with_fault(canvas.value, fault)
-        elif canvas.value != svg:
-            canvas.value = svg
+    def answer(**values: Any) -> str:
+        controls["chunks"].disabled = values["schedule"] != "interleaved"
+        return drawn(Choice(**values))
 
-    for control in controls.values():
-        control.observe(redraw, names="value")
-    redraw()
-    box = widgets.HBox(list(controls.values()), layout=widgets.Layout(flex_flow="row wrap", max_width="1080px"))
-    return widgets.VBox([box, canvas])
+    return live(widgets, controls, answer, WIDTH)
 
 
 def _controls(widgets: Any, begin: Choice, most_stages: int, most_micro_batches: int) -> dict[str, Any]:
@@ -109,10 +89,45 @@ def _controls(widgets: Any, begin: Choice, most_stages: int, most_micro_batches:
     }
 
 
+# What all widgets share.
+
+
+def library(name: str) -> Any:
+    """ipywidgets. Raises `ImportError`, in one line, where it is not installed."""
+    try:
+        import ipywidgets  # type: ignore[import-untyped]
+    except ImportError:
+        raise ImportError(f"show.{name}() needs ipywidgets: pip install ipywidgets, then restart the kernel") from None
+    return ipywidgets
+
+
+def live(widgets: Any, controls: Mapping[str, Any], answer: Callable[..., str], width: float) -> Any:
+    """Controls above one picture, which is what `answer` makes of their values, as HTML, whenever one of them moves.
+
+    Where it raises `ValueError`, this is said over the last picture.
+    """
+    canvas = widgets.HTML(layout=widgets.Layout(width="100%", max_width=f"{width}px"))
+    last = ""
+
+    def redraw(change: Any = None) -> None:
+        nonlocal last
+        try:
+            last = value = answer(**{name: control.value for name, control in controls.items()})
+        except ValueError as error:
+            value = _with_fault(last, " ".join(str(error).split()))
+        if canvas.value != value:
+            canvas.value = value
+
+    for control in controls.values():
+        control.observe(redraw, names="value")
+    redraw()
+    box = widgets.HBox(list(controls.values()), layout=widgets.Layout(flex_flow="row wrap", max_width="1080px"))
+    return widgets.VBox([box, canvas])
+
+
 def _with_fault(before: str, fault: str) -> str:
     """The last picture, faint, with the reason why there is no new one."""
-    inner = before.partition("<svg")[2].partition("</svg>")[0]
-    faint = f'<div aria-hidden="true" style="opacity:.18"><svg{inner}</svg></div>' if inner else ""
+    faint = f'<div aria-hidden="true" style="opacity:.18">{before}</div>' if before else ""
     say = (
         '<div role="alert" style="position:absolute;top:0;left:0;right:0;padding:12px 16px;background:#fff;'
         'border-left:5px solid #8a3ffc;color:#1f2328;font:600 14px system-ui,sans-serif">'
