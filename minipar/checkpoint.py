@@ -36,6 +36,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_runs
 
 from minipar import faults
 from minipar.mesh import Mesh
+from minipar.precision import MasterOptimizer, plain
 from minipar.split import split_of
 from minipar.train import Engine, TrainConfig
 
@@ -45,13 +46,15 @@ FACTS = "minipar.json"  # written last: a folder with it is complete
 
 @dataclass(frozen=True)
 class Saved:
-    """A complete checkpoint: its folder, after how many steps it was made, the model in it, and the checksum of each
-    of its files."""
+    """A complete checkpoint: its folder, after how many steps it was made, the model in it, the checksum of each of its
+    files, how many of the steps changed the weights, and the loss scale with the good steps since it was changed."""
 
     path: Path
     step: int
     model: dict[str, Any]
     files: dict[str, int] = field(default_factory=dict)
+    updates: int = 0
+    loss_scale: tuple[float, int] = (1.0, 0)
 
 
 def find(folder: str | Path) -> Saved:
@@ -76,7 +79,9 @@ def _read_facts(path: Path) -> Saved:
         facts = json.loads((path / FACTS).read_text())
         if not int(facts["step"]) > 0:
             raise ValueError(f"step {facts['step']}")
-        return Saved(path, int(facts["step"]), dict(facts["model"]), dict(facts.get("files", {})))
+        updates, (scale, good) = facts.get("updates", facts["step"]), facts.get("loss_scale", (1.0, 0))
+        files, scale = dict(facts.get("files", {})), (float(scale), int(good))
+        return Saved(path, int(facts["step"]), dict(facts["model"]), files, int(updates), scale)
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise ValueError(f"checkpoint {path} is damaged ({error}): remove it to use the one before") from None
 
@@ -161,6 +166,7 @@ def _save(engine: Engine, mesh: Mesh, folder: Path, keep: int) -> None:
     if mesh.world.rank == 0:
         files = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
         facts = {"format": FORMAT, "step": engine.step_number, "model": asdict(engine.config.model), "files": files}
+        facts |= {"updates": engine.updates, "loss_scale": [engine.scale.value, engine.scale.good]}
         _write_durably(partial / FACTS, json.dumps(facts))
         if final.exists():
             shutil.rmtree(final)
@@ -214,6 +220,7 @@ class Run:
     tp_size: int
     start: int
     values: int
+    dtype: torch.dtype
 
 
 def load(engine: Engine, saved: Saved) -> None:
@@ -230,9 +237,13 @@ def load(engine: Engine, saved: Saved) -> None:
                 place.copy_(piece.view(-1)[kept.start : kept.start + place.numel()])
     except (Exception, CheckpointException) as error:  # whatever the bytes of a damaged file may lead to
         raise _damaged(saved, _reason(error)) from None
+    if isinstance(engine.optimizer, MasterOptimizer):
+        engine.optimizer.write_down()
     engine.replicas.loaded()
-    _set_steps(engine.optimizer, saved.step)
-    engine.step_number = saved.step
+    engine.step_number, engine.updates = saved.step, saved.updates
+    _set_steps(engine.optimizer, saved.updates)
+    if not engine.scale.fixed and saved.loss_scale[0] > 1:  # it was float16 there, too
+        engine.scale.value, engine.scale.good = saved.loss_scale
 
 
 def _saved_runs(available: dict[str, Any]) -> dict[tuple[str, str], list[Run]]:
@@ -240,7 +251,9 @@ def _saved_runs(available: dict[str, Any]) -> dict[tuple[str, str], list[Run]]:
     for key, facts in available.items():
         name, value, piece, start = key.split("|")
         rank, size = map(int, piece.removeprefix("tp ").split("/")) if piece != "whole" else (0, 1)
-        runs.setdefault((name, value), []).append(Run(key, rank, size, int(start), facts.size.numel()))
+        runs.setdefault((name, value), []).append(
+            Run(key, rank, size, int(start), facts.size.numel(), facts.properties.dtype)
+        )
     return runs
 
 
@@ -250,7 +263,7 @@ def _piece(runs: dict[Any, list[Run]], name: str, value: str, parameter: Tensor,
     split, size = split_of(parameter), found[0].tp_size
     same = split is not None and split.size == size
     wanted = [run for run in found if split is None or not same or run.tp_rank == split.rank]
-    read = {run.key: torch.empty(run.values, dtype=parameter.dtype) for run in wanted}
+    read = {run.key: torch.empty(run.values, dtype=run.dtype) for run in wanted}
     with warnings.catch_warnings():  # torch tells each rank that it reads alone, which is what is wanted
         warnings.filterwarnings("ignore", message=".*single process")
         read_runs(read, storage_reader=reader, no_dist=True)
@@ -269,6 +282,7 @@ def _piece(runs: dict[Any, list[Run]], name: str, value: str, parameter: Tensor,
 
 def _prime(optimizer: torch.optim.Optimizer) -> None:
     """Let the optimizer make its states, by a step that changes no weight."""
+    optimizer = plain(optimizer)
     before = [dict(options) for options in optimizer.param_groups]
     for options in optimizer.param_groups:
         options["lr"] = 0.0
@@ -281,6 +295,6 @@ def _prime(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _set_steps(optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for state in optimizer.state.values():
+    for state in plain(optimizer).state.values():
         if "step" in state:
             state["step"] = torch.full_like(torch.as_tensor(state["step"], dtype=torch.float32), steps)

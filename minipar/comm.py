@@ -17,7 +17,6 @@ of everything (8 ranks on 2 cores: 4 ms in place of 19), and a large `buffer` is
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -32,11 +31,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from minipar import link, shared
+from minipar.message import HALF, combined, header_of, sized
 from minipar.message import Message as Message
 from minipar.message import Pending as Pending
 from minipar.message import Wire as Wire
 from minipar.message import describe as describe
-from minipar.message import header_of, sized
 
 Reduction = Literal["sum", "mean", "max", "min"]
 DIRECT_BYTES = 64 << 10  # up to here, an all_reduce on gloo is one exchange
@@ -105,18 +104,17 @@ class Group:
         if self.backend == "gloo" and message.bytes <= DIRECT_BYTES:
             arrived = [whole if rank == self.rank else torch.empty_like(whole) for rank in range(self.size)]
             works = self.exchange([whole] * self.size, arrived)
-        elif self.slow:
-            arrived, works = [whole], [link.all_reduce(self, whole, combine)]
-        elif ours := shared.neighbours(whole, self):
+        elif (ours := shared.neighbours(whole, self)) and not self.slow:
             arrived, works = [whole], [shared.all_reduce(ours, whole, combine)]
+        elif self.slow or (self.backend == "gloo" and whole.dtype in HALF):
+            arrived, works = [whole], [link.all_reduce(self, whole, combine)]
         else:
             reduce = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(op, dist.ReduceOp.SUM)
             arrived, works = [whole], [dist.all_reduce(whole, op=reduce, group=self.handle, async_op=True)]
 
         def finish() -> Tensor:
-            total = functools.reduce(combine, arrived)  # in their order: the same bits on each rank
-            if op == "mean":
-                total = total.div_(self.size)
+            total = combined(combine, arrived)  # in their order: the same bits on each rank
+            total = total.div_(self.size) if op == "mean" else total
             return tensor if total is tensor else tensor.copy_(total)
 
         return self._answer(message, works, finish, async_op)
@@ -166,6 +164,8 @@ class Group:
         def finish() -> Tensor:
             # In the order of the ranks, so that the sum does not depend on who computes it. `out` is written last: it
             # may be this rank's own share, which is yet to be added.
+            if out.dtype in HALF:
+                return out.copy_(combined(torch.add, arrived))
             *most, last = arrived
             total = most[0]
             for share in most[1:]:

@@ -58,7 +58,7 @@ class Progress:
             self._task = self._bar.add_task("", total=self._steps, loss="  -  ", norm="  -  ", pace="")
 
     def _step(self, event: dict[str, Any]) -> None:
-        loss, norm = f"{event['loss']:.3f}", f"{event['norm']:.2f}"
+        loss, norm = f"{event['loss']:.3f}", "skipped" if event["skipped"] else f"{event['norm']:.2f}"
         pace = f"{event['tokens'] / event['seconds']:,.0f} tokens/s"
         if self._bar is not None:
             self._bar.update(self._task, completed=event["step"] + 1, loss=loss, norm=norm, pace=pace)

@@ -27,6 +27,7 @@ from minipar import schedule as schedules
 from minipar.facts import Footprint
 from minipar.launch import RANK_BYTES, World, under_torchrun
 from minipar.mesh import Mesh
+from minipar.precision import ACCOUNTS
 from minipar.report import RankFacts
 from minipar.train import Engine, TrainConfig, check
 
@@ -101,7 +102,7 @@ def check_memory(job: Job) -> None:
     need = job.mesh.size * RANK_BYTES
     for stage in range(shape.pp):
         values = ledger.rank_parameters(shape, stage)
-        state = ledger.model_state_bytes(values, dp=shape.dp, zero=shape.zero, precision=config.precision)
+        state = ledger.model_state_bytes(values, dp=shape.dp, zero=shape.zero, precision=ACCOUNTS[config.precision])
         need += shape.dp * shape.tp * (state.total + ledger.peak_activation_bytes(shape, order, stage))
     free = psutil.virtual_memory().available
     if need > free:
@@ -227,9 +228,12 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
             facts.full_speed.append(replay.Step(start, start + facts.step_seconds[-1], list(wire.messages)))
         facts.losses.append(result.loss)
         facts.gradient_norms.append(result.gradient_norm)
+        facts.loss_scales.append(result.loss_scale)
+        facts.skipped_steps += [step] * result.skipped
         _collect(facts, engine, wire, job.trace)
-        say({"event": "step", "step": step, "loss": result.loss, "norm": result.gradient_norm,
-             "seconds": facts.step_seconds[-1], "tokens": config.global_batch * config.model.sequence})  # fmt: skip
+        told = {"loss": result.loss, "norm": result.gradient_norm, "skipped": result.skipped}
+        tokens = config.global_batch * config.model.sequence
+        say({"event": "step", "step": step, **told, "seconds": facts.step_seconds[-1], "tokens": tokens})
         if job.save and (step + 1 == config.steps or (job.save_every and (step + 1) % job.save_every == 0)):
             checkpoint.save(engine, mesh, job.save)
             wire.messages.clear()

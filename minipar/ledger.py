@@ -128,11 +128,17 @@ class Shape:
     zero: int = 0
     sequence_parallel: bool = False
     value_bytes: int = 4
+    recompute: str = "none"
     bucket_bytes: int = 8 << 20
 
     @property
     def stages(self) -> int:
         return len(self.stage_layers)
+
+    @property
+    def wide_bytes(self) -> int:
+        """Bytes of a value where 16 bits are too few: the loss is computed in 32 at least."""
+        return max(4, self.value_bytes)
 
     @property
     def activation(self) -> int:
@@ -222,7 +228,7 @@ def communication_bytes(shape: Shape, *, dp_rank: int = 0, pp_rank: int = 0) -> 
     if shape.pp > 1:
         total += _pipeline(shape, dp_rank, pp_rank)
     if shape.dp * shape.tp * shape.pp > 1:
-        total["world", "all_reduce"] += 3 * 8  # the tokens; the loss and the squared norm
+        total["world", "all_reduce"] += 4 * 8  # tokens; loss, squared norm, what is not finite
     return {key: size for key, size in total.items() if size}
 
 
@@ -247,14 +253,16 @@ def _tensor_parallel(shape: Shape, pp_rank: int) -> Volumes:
     total, whole = Volumes(), shape.activation
     here = range(pp_rank, shape.stages, shape.pp)
     enters = leaves = 2 * sum(shape.stage_layers[stage] for stage in here)
+    again = enters if shape.recompute == "full" else 0  # the blocks' forward, once more
     leaves, enters = leaves + (0 in here), enters + (shape.stages - 1 in here)
     if shape.sequence_parallel:  # forward gather, backward gather again and scatter; leave: scatter, then gather
-        total["tp", "all_gather"] = (2 * enters + leaves) * whole // shape.tp
-        total["tp", "reduce_scatter"] = (enters + leaves) * whole
+        total["tp", "all_gather"] = (2 * enters + leaves + again) * whole // shape.tp
+        total["tp", "reduce_scatter"] = (enters + leaves + again) * whole
     else:
-        total["tp", "all_reduce"] = (enters + leaves) * whole
+        total["tp", "all_reduce"] = (enters + leaves + again) * whole
     if shape.stages - 1 in here:  # a maximum, a sum and the right logit for each token
-        total["tp", "all_reduce"] += 3 * whole // shape.hidden
+        tokens = shape.global_batch // shape.dp // shape.micro_batches * shape.sequence
+        total["tp", "all_reduce"] += 3 * tokens * shape.wide_bytes
     return Volumes({key: size * shape.micro_batches for key, size in total.items()})
 
 
@@ -287,35 +295,60 @@ def _pipeline(shape: Shape, dp_rank: int, pp_rank: int) -> Volumes:
 
 
 def kept_activation_bytes(shape: Shape, stage: int) -> int:
-    """Bytes that one micro-batch leaves on a stage between its forward and its backward, without dropout.
-
-    A block keeps the input and output of each LayerNorm, queries, keys, values and attention's output, and the MLP's
-    inside before and after GELU: `(4 + 4 + 8) D` values a token, of which tensor parallel shares all but the first
-    four, and sequence parallel those too. Attention is computed in pieces, so there is no [T, T] matrix.
-    Source: Korthikanti et al. 2022, section 4, applied to this model in one precision and without dropout masks.
-    """
+    """Bytes that one micro-batch leaves on a stage between its forward and its backward, without dropout."""
     tokens = shape.global_batch // shape.dp // shape.micro_batches * shape.sequence
+    return int(tokens * (shape.stage_layers[stage] * _block(shape) + _ends(shape, stage)))
+
+
+def _block(shape: Shape, recompute: str | None = None) -> float:
+    """Bytes a token of one block.
+
+    It keeps the input and output of each LayerNorm, queries, keys, values and attention's output, and the MLP's
+    inside before and after GELU: `(4 + 4 + 8) D` values a token, of which tensor parallel shares all but the first
+    four, and sequence parallel those too. Attention is computed in pieces, so there is no [T, T] matrix, but a sum for
+    each head, which selective recomputation finds again. Full recomputation keeps the block's input alone.
+    Source: Korthikanti et al. 2022, section 4, applied to this model and without dropout masks.
+    """
+    how, e = shape.recompute if recompute is None else recompute, shape.value_bytes
     outside = shape.tp if shape.sequence_parallel else 1
     D, t, H, kv = shape.hidden, shape.tp, shape.heads, shape.kv_heads or shape.heads
-    qkv = D + 2 * (D // H) * kv + (2 * D if kv != H else 0)  # grouped keys and values are repeated for their queries
-    norm = (2 * D + 2) / outside  # input, output, mean, deviation
-    block = 2 * norm + (qkv + D + H + 2 * 4 * D) / t
-    values = shape.stage_layers[stage] * block
-    integers = 0
+    if how == "full":
+        return D / outside * e
+    qkv = D + 2 * (D // H) * kv
+    repeated = 2 * D if kv != H else 0  # grouped keys and values are repeated for their queries
+    scores = 0 if how == "selective" else repeated * e + H * shape.wide_bytes
+    return 2 * _norm(shape) * e + ((qkv + D + 2 * 4 * D) * e + scores) / t
+
+
+def _norm(shape: Shape) -> float:
+    """Values a token of a LayerNorm: input, output, mean, deviation."""
+    return (2 * shape.hidden + 2) / (shape.tp if shape.sequence_parallel else 1)
+
+
+def _ends(shape: Shape, stage: int, *, last: bool = True) -> float:
+    """Bytes a token of the embedding and (if `last`) of the head, as far as the stage has them."""
+    total = 0.0
     if stage == 0:
-        integers += 8 + 1  # the words' numbers, and whether they are this rank's
-    if stage == shape.stages - 1:
-        values += norm + -(-shape.vocab // t) + 2  # the softmax before it is divided by its sum, and that sum
-        integers += 8 + 2  # the targets' numbers, and which of them count
-    return int(tokens * (values * shape.value_bytes + integers))
+        total += 8 + 1  # the words' numbers, and whether they are this rank's
+    if last and stage == shape.stages - 1:
+        softmax = -(-shape.vocab // shape.tp) + 1  # before it is divided by its sum, and that sum
+        total += _norm(shape) * shape.value_bytes + softmax * shape.wide_bytes + shape.wide_bytes
+        total += 8 + 2  # the targets' numbers, and which of them count
+    return total
 
 
 def peak_activation_bytes(shape: Shape, schedule: Schedule, pp_rank: int) -> int:
     """The most that autograd keeps on a rank at once, in the order of the schedule's actions: what a stage keeps of a
-    micro-batch is held from F to B (what W still needs after it is not autograd's, and not counted here)."""
+    micro-batch is held from F to B (what W still needs after it is not autograd's, and not counted here). With full
+    recomputation, a backward has the inside of one block at a time as well, when the head's part is gone."""
+    tokens = shape.global_batch // shape.dp // shape.micro_batches * shape.sequence
+    inside = _block(shape, "none") - _block(shape, "full") if shape.recompute == "full" else 0.0
     held = peak = 0
     for action in schedule.actions[pp_rank]:
-        change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHT: 0}[action.kind]
-        held += change * kept_activation_bytes(shape, action.stage)
+        kept = kept_activation_bytes(shape, action.stage)
+        if action.kind is Kind.BACKWARD:
+            gone = _ends(shape, action.stage) - _ends(shape, action.stage, last=False)
+            peak = max(peak, int(held + tokens * (inside - gone)))
+        held += {Kind.FORWARD: kept, Kind.BACKWARD: -kept, Kind.WEIGHT: 0}[action.kind]
         peak = max(peak, held)
     return peak

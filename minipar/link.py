@@ -18,7 +18,6 @@ Read    `comm.py` after, which sends through it; `replay.py` for the prediction.
 from __future__ import annotations
 
 import fcntl
-import functools
 import mmap
 import os
 import re
@@ -190,7 +189,7 @@ def all_reduce(group: Group, whole: Tensor, combine: Callable[[Tensor, Tensor], 
     """An all_reduce of messages that a slow link can hold back: each rank adds up one share, and sends the sum."""
     import torch  # not at the top: the command line reads speeds without it
 
-    from minipar.message import Background
+    from minipar.message import Background, combined
 
     shares = whole.detach().view(-1).tensor_split(group.size)
     mine = shares[group.rank]
@@ -201,7 +200,7 @@ def all_reduce(group: Group, whole: Tensor, combine: Callable[[Tensor, Tensor], 
     def add_and_send() -> None:
         for work in works:
             work.wait()
-        mine.copy_(functools.reduce(combine, arrived))
+        mine.copy_(combined(combine, arrived))
         for work in group.exchange([mine] * group.size, shares, second):
             work.wait()
 

@@ -8,6 +8,7 @@ Read    `comm.py` next: the groups, which send.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,15 @@ class Pending:
                 self._message.finished = perf_counter()
                 self._message.waited += self._message.finished - start
         return self._result
+
+
+HALF = (torch.bfloat16, torch.float16)  # added up in 32 bits, and rounded once
+
+
+def combined(combine: Callable[[Tensor, Tensor], Tensor], parts: Sequence[Tensor]) -> Tensor:
+    """Parts of all ranks put together, in their order; those of 16 bits in 32."""
+    wide = [part.float() for part in parts] if len(parts) > 1 and parts[0].dtype in HALF else parts
+    return functools.reduce(combine, wide)
 
 
 class Background:

@@ -106,7 +106,10 @@ class Attention(nn.Module):
         self.dropout = Dropout(config.dropout, f"{place}.scores", draw)
 
     def forward(self, x: Tensor) -> Tensor:  # [B, T, D] -> [B, T, D]
-        qkv = self.qkv(x)
+        return self.out(self.mix(self.qkv(x)))
+
+    def mix(self, qkv: Tensor) -> Tensor:  # [B, T, (H + 2 K) D/H] -> [B, T, D]
+        """Each position takes from those before it: everything between the two projections."""
         B, T, _ = qkv.shape
         sizes = [n * self.head_size for n in (self.heads, self.kv_heads, self.kv_heads)]
         q, k, v = (
@@ -115,12 +118,12 @@ class Attention(nn.Module):
         if self.kv_heads != self.heads:
             k, v = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (k, v))
         if self.dropout.p and self.training:
-            mask = torch.full((T, T), float("-inf"), device=x.device, dtype=x.dtype).triu(1)
+            mask = torch.full((T, T), float("-inf"), device=qkv.device, dtype=qkv.dtype).triu(1)
             scores = torch.softmax(q @ k.transpose(-2, -1) / self.head_size**0.5 + mask, dim=-1)  # [B, H, T, T]
             mixed = self.dropout(scores) @ v
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(B, T, -1))
+        return mixed.transpose(1, 2).reshape(B, T, -1)
 
 
 class MLP(nn.Module):

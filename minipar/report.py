@@ -25,8 +25,9 @@ from minipar.comm import Message
 from minipar.facts import Action, Footprint, Kind, Span, Timeline, Traffic
 from minipar.link import Network
 from minipar.mesh import Mesh
+from minipar.precision import ACCOUNTS, DTYPES
 from minipar.simulate import simulate
-from minipar.train import DTYPES, TrainConfig, micro_batches_of
+from minipar.train import TrainConfig, micro_batches_of
 
 
 @dataclass
@@ -45,6 +46,8 @@ class RankFacts:
     buffers: int
     peak_bytes: int
     full_speed: list[replay.Step] = field(default_factory=list)  # the last steps before a slow link
+    loss_scales: list[float] = field(default_factory=list)
+    skipped_steps: list[int] = field(default_factory=list)
 
 
 def shape_of(config: TrainConfig, mesh: Mesh) -> ledger.Shape:
@@ -64,6 +67,7 @@ def shape_of(config: TrainConfig, mesh: Mesh) -> ledger.Shape:
         zero=config.zero,
         sequence_parallel=config.sequence_parallel,
         value_bytes=DTYPES[config.precision].itemsize,
+        recompute=config.recompute,
         bucket_bytes=config.bucket_bytes,
         **degrees,
     )
@@ -90,8 +94,12 @@ def make(config: TrainConfig, mesh: Mesh, facts: Sequence[RankFacts], backend: s
         "tokens_per_step": tokens,
         "losses": facts[0].losses,
         "grad_norms": facts[0].gradient_norms,
+        "loss_scales": facts[0].loss_scales,
+        "skipped_steps": facts[0].skipped_steps,
         "step_seconds": seconds,
         "tokens_per_second": tokens / median(seconds) if seconds else 0.0,
+        "flops_per_step": flops(config, "none"),
+        "computed_flops_per_step": flops(config, config.recompute),
         "startup_seconds": max(rank.startup_seconds for rank in facts),
         "bubble": bubble(config, mesh, facts),
         "communication": communication(shape, mesh, facts),
@@ -105,6 +113,19 @@ def make(config: TrainConfig, mesh: Mesh, facts: Sequence[RankFacts], backend: s
         "config": asdict(config),
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
     }
+
+
+def flops(config: TrainConfig, recompute: str) -> float:
+    """FLOPs of a step over the global batch, of the model or with what is computed again."""
+    model = config.model
+    return ledger.step_flops(
+        layers=model.layers,
+        hidden=model.hidden,
+        vocab=model.vocab,
+        sequence=model.sequence,
+        global_batch=config.global_batch,
+        recompute=recompute,
+    )
 
 
 def timelines(mesh: Mesh, facts: Sequence[RankFacts], step: int = -1) -> list[Timeline]:
@@ -187,7 +208,7 @@ def memory(config: TrainConfig, shape: ledger.Shape, mesh: Mesh, facts: Sequence
     for rank, fact in enumerate(facts):
         pp_rank = mesh.coordinates(rank)["pp"]
         state = ledger.model_state_bytes(
-            ledger.rank_parameters(shape, pp_rank), dp=shape.dp, zero=shape.zero, precision=config.precision
+            ledger.rank_parameters(shape, pp_rank), dp=shape.dp, zero=shape.zero, precision=ACCOUNTS[config.precision]
         )
         rows.append(
             {
@@ -250,6 +271,15 @@ def show(report: dict[str, Any], console: Console) -> None:
         f"dp {mesh['dp']} x pp {mesh['pp']} x tp {mesh['tp']} on {report['world_size']} {report['backend']} ranks, "
         f"{report['parameters']:,} parameters, layers by stage {report['stage_layers']}"
     )
+    config = report["config"]
+    if config["precision"] != "fp32" or config["recompute"] != "none" or report["skipped_steps"]:
+        again = report["computed_flops_per_step"] / report["flops_per_step"] - 1
+        skipped = f"{len(report['skipped_steps'])} steps skipped, their gradients were not finite"
+        console.print(
+            f"precision {config['precision']}; recompute {config['recompute']}"
+            + (f" ({again:.0%} more FLOPs)" if again else "")
+            + (f"; {skipped}" if report["skipped_steps"] else "")
+        )
     if mesh["pp"] > 1:
         console.print(
             f"bubble {bubble['measured']:.0%} of busy time; from the stages' own times {bubble['predicted']:.0%}, "

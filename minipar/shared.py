@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from minipar.message import Background
+from minipar.message import HALF, Background, combined
 
 if TYPE_CHECKING:
     from minipar.comm import Group
@@ -122,10 +122,12 @@ def all_reduce(shared: Neighbours, whole: Tensor, combine: Combine) -> Backgroun
     mine, *others = (buffer.tensor_split(ranks)[rank] for buffer in (whole.detach(), *shared.others))
 
     def add_up() -> None:
+        total = mine.float() if mine.dtype in HALF else mine
         for other in others:
-            combine(mine, other, out=mine)
-        for other in others:
-            other.copy_(mine)
+            combine(total, other, out=total)
+        for place in (mine, *others):
+            if place is not total:
+                place.copy_(total)
 
     return _when_all_are_here(shared, add_up)
 
@@ -136,6 +138,9 @@ def reduce_scatter(shared: Neighbours, whole: Tensor, out: Tensor) -> Background
     mine, *others = (buffer.chunk(ranks)[rank] for buffer in (whole.detach(), *shared.others))
 
     def add_up() -> None:
+        if mine.dtype in HALF:
+            out.copy_(combined(torch.add, [mine, *others]))
+            return
         total = mine
         for other in others:
             total = torch.add(total, other, out=out)

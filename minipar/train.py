@@ -21,25 +21,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import cos, pi
+from math import cos, isfinite, pi
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from minipar import precision as precisions
+from minipar import recompute, tp
 from minipar import schedule as schedules
-from minipar import tp
 from minipar.batches import IGNORED
 from minipar.comm import Pending
+from minipar.compute import RECOMPUTE
 from minipar.dp import DataParallel
 from minipar.flat import Piece
 from minipar.mesh import Mesh
 from minipar.model import GPT, GPTConfig, materialise, tie
 from minipar.pp import MicroBatch, Pipeline, split_layers
+from minipar.precision import LossScale, MasterOptimizer
 from minipar.split import split_of
 from minipar.zero import Zero
-
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ class TrainConfig:
     zero: int = 0
     sequence_parallel: bool = False
     precision: str = "fp32"
+    loss_scale: float = 0.0  # of fp16, at first; 0: 65,536
+    scale_window: int = 2000  # steps without overflow, after which it is doubled
+    recompute: str = "none"
     steps: int = 20
     lr: float = 1e-3
     warmup: int = 5
@@ -76,8 +80,12 @@ def check(config: TrainConfig, shape: dict[str, int]) -> None:
     for name in ("global_batch", "micro_batches", "chunks", "steps"):
         if getattr(config, name) < 1:
             faults.append(f"{name.replace('_', '-')} {getattr(config, name)}: choose a whole number from 1")
-    if config.precision not in DTYPES:
-        faults.append(f"unknown precision {config.precision!r}: choose from {', '.join(DTYPES)}")
+    if config.precision not in precisions.DTYPES:
+        faults.append(f"unknown precision {config.precision!r}: choose from {', '.join(precisions.DTYPES)}")
+    if config.recompute not in RECOMPUTE:
+        faults.append(f"unknown recompute {config.recompute!r}: choose from {', '.join(RECOMPUTE)}")
+    if not (config.loss_scale >= 0 and config.scale_window >= 1):
+        faults.append(f"loss scale {config.loss_scale:g} and window {config.scale_window}: choose both above 0")
     if config.zero not in (0, 1, 2, 3):
         faults.append(f"ZeRO has no stage {config.zero}: choose 0 (off), 1, 2 or 3")
     if not config.lr > 0:
@@ -112,10 +120,13 @@ def check(config: TrainConfig, shape: dict[str, int]) -> None:
 
 @dataclass
 class StepResult:
-    """The mean loss over the tokens of the global batch, and the norm of the whole gradient before clipping."""
+    """The mean loss over the tokens of the global batch, and the norm of the whole gradient before clipping; whether
+    the step was `skipped`, since that was not finite, and the loss scale with which it was taken."""
 
     loss: float
     gradient_norm: float
+    skipped: bool = False
+    loss_scale: float = 1.0
 
 
 class Engine:
@@ -125,19 +136,17 @@ class Engine:
         check(config, mesh.shape)
         self.mesh, self.config = mesh, config
         self.device = torch.device("cuda", torch.cuda.current_device()) if mesh.world.backend == "nccl" else "cpu"
-        self.dtype = DTYPES[config.precision]
+        self.dtype = precisions.DTYPES[config.precision]
+        self.scale = LossScale.for_precision(config.precision, config.loss_scale, config.scale_window)
         self.micro_batches = micro_batches_of(config, mesh.dp.size)
         self.schedule = schedules.by_name(config.schedule, mesh.pp.size, self.micro_batches, config.chunks).validate()
         self.stages = self._build_stages()
         self.tied = self._tied_copies()
         self.replicas = self._build_replicas()
         self._speakers = shared_out(self.replicas.pieces(), 1 if config.zero else mesh.dp.size)
-        fused = {"fused": True} if self.dtype in (torch.float32, torch.float64) else {}
-        self.optimizer = torch.optim.AdamW(
-            self.replicas.parameter_groups(), lr=config.lr, betas=(0.9, 0.95), eps=1e-8, **fused
-        )
+        self.optimizer = self._build_optimizer()
         self.pipeline = Pipeline(self.stages, self.schedule, mesh.pp, dtype=self.dtype, device=self.device)
-        self.step_number = 0
+        self.step_number = self.updates = 0  # steps taken, and those of them that changed the weights
 
     # What this rank holds.
 
@@ -150,7 +159,8 @@ class Engine:
             with torch.device("meta"):
                 part = GPT(config.model, layers[stage], first=stage == 0, last=last, seed=config.seed)
                 tp.parallelize(part, mesh.tp, sequence_parallel=config.sequence_parallel)
-            stages[stage] = materialise(part, config.seed, self.dtype, self.device)
+            whole = materialise(part, config.seed, self.dtype, self.device)
+            stages[stage] = recompute.apply(whole, config.recompute)
         return stages
 
     def _tied_copies(self) -> list[torch.nn.Parameter]:
@@ -187,6 +197,11 @@ class Engine:
             bucket_bytes=config.bucket_bytes,
         )
 
+    def _build_optimizer(self) -> Any:
+        groups, config = self.replicas.parameter_groups(), self.config
+        adam = lambda groups: torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+        return MasterOptimizer(adam, groups) if precisions.is_mixed(config.precision) else adam(groups)
+
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """This rank's parameters by the names they have in the whole model; a parameter used twice appears once."""
         names: dict[torch.nn.Parameter, str] = {}
@@ -202,19 +217,32 @@ class Engine:
         self.replicas.start(self.micro_batches)
         every = self.config.global_batch * batch.targets.shape[1]  # tokens, if all of them are learned
         counting = self._count((batch.targets != IGNORED).sum())
-        loss = self.pipeline.run(self._cut(batch), self._activation_shape(batch), 1.0 / every)
+        loss = self.pipeline.run(self._cut(batch), self._activation_shape(batch), self.scale.value / every)
         self.replicas.finish()
         self._sum_slices()
         self._sum_tied()
         measuring = self._measure(loss)
         learned = max(counting.wait().item(), 1.0)
-        norm = lambda: every / learned * measuring.wait()[1].item() ** 0.5
-        self._scale_gradients(every / learned * (self._clipped(norm()) if self.config.clip else 1.0))
+        factor = every / learned / self.scale.value
+        norm = lambda: self._norm(measuring.wait(), factor)
+        unsure = self.config.clip > 0 or not self.scale.fixed  # else nothing has to wait for the norm
+        skipped, scale = unsure and not isfinite(norm()), self.scale.value
+        if not skipped:
+            self._update(factor * (self._clipped(norm()) if self.config.clip else 1.0))
+        self.scale.update(skipped)
+        self.step_number += 1
+        return StepResult(measuring.wait()[0].item() / learned, norm(), skipped, scale)
+
+    def _update(self, factor: float) -> None:
+        """Take the step, with gradients that are multiplied by `factor`: in 32 bits, where they have 16."""
+        if isinstance(self.optimizer, MasterOptimizer):
+            self.optimizer.factor = factor
+        else:
+            self._scale_gradients(factor)
         for options in self.optimizer.param_groups:
             options["lr"] = learning_rate(self.config, self.step_number)
         self.replicas.step(self.optimizer)
-        self.step_number += 1
-        return StepResult(measuring.wait()[0].item() / learned, norm())
+        self.updates += 1
 
     def _cut(self, batch: Any) -> list[MicroBatch]:
         parts = (batch.tokens.chunk(self.micro_batches), batch.targets.chunk(self.micro_batches))
@@ -260,16 +288,32 @@ class Engine:
         return answer
 
     def _measure(self, loss: Tensor) -> Pending:
-        """The sum of losses and the squared norm of the gradient, over all ranks: `[2]`. One message for both: each
-        costs the step some of its time however small it is."""
+        """The sum of losses, the squared norm of the gradient, and whether what no other rank speaks for is finite,
+        over all ranks: `[3]`. One message for all: each costs the step some of its time however small it is."""
         mesh = self.mesh
-        own = [piece.gradient for piece in self.replicas.pieces() if self._counts(piece)]
-        norms = torch._foreach_norm(own) if own else [torch.zeros((), device=self.device)]
-        squares = torch.stack(list(norms)).double().square().sum()
+        own, silent = list[Tensor](), list[Tensor]()  # what is silent should be as on the rank that speaks for it
+        for piece in self.replicas.pieces():
+            (own if self._counts(piece) else silent if self._replicated(piece) else []).append(piece.gradient)
         speaks = mesh.tp.rank == 0 and mesh.pp.rank == mesh.pp.size - 1  # every rank of tp has the same loss
-        totals = torch.stack([loss * speaks, squares])
+        bad = (~self._squares(silent).isfinite()).double()
+        totals = torch.stack([loss * speaks, self._squares(own), bad])
         answer: Pending = mesh.world.all_reduce(totals, tag="train.loss, norm", async_op=True)
         return answer
+
+    def _squares(self, gradients: list[Tensor]) -> Tensor:
+        wide = torch.float32 if self.dtype.itemsize == 2 else None
+        norms = torch._foreach_norm(gradients, 2, wide) if gradients else [torch.zeros((), device=self.device)]
+        return torch.stack(list(norms)).double().square().sum()
+
+    def _norm(self, measured: Tensor, factor: float) -> float:
+        """The gradient's norm; NaN if it is not finite, on any rank."""
+        _, squares, bad = measured.tolist()
+        return float("nan") if bad or not isfinite(squares) else factor * squares**0.5
+
+    def _replicated(self, piece: Piece) -> bool:
+        """Whether tensor parallel or the pipeline, and not data parallel, has the same piece elsewhere: data parallel's
+        copies come out of one sum and are equal, these have been computed on each rank."""
+        return split_of(piece.parameter) is None or any(piece.parameter is tied for tied in self.tied)
 
     def _counts(self, piece: Piece) -> bool:
         """Whether this rank speaks for the piece in the norm: of all ranks that hold it, exactly one does."""

@@ -120,7 +120,7 @@ def test_one_rank_sends_nothing() -> None:
 def test_data_parallel_sends_each_gradient_once_however_many_ranks_and_micro_batches() -> None:
     for dp in (2, 4):
         sent = ledger.communication_bytes(replace(SHAPE, dp=dp, micro_batches=4 // dp))
-        assert sent == {("dp", "all_reduce"): 4 * P, ("world", "all_reduce"): 3 * 8}
+        assert sent == {("dp", "all_reduce"): 4 * P, ("world", "all_reduce"): 4 * 8}
 
 
 def padded(zero: int, dp: int) -> int:
@@ -202,6 +202,13 @@ RUNS: dict[str, tuple[Mesh, TrainConfig]] = {
     "pp 2, zb-h1": (plan(pp=2), replace(CONFIG, schedule="zb-h1", micro_batches=4)),
     "pp 2, interleaved, tied": (plan(pp=2), replace(TIED, schedule="interleaved", chunks=2)),
     "dp 2, pp 2, zero 2, tied": (plan(dp=2, pp=2), replace(TIED, zero=2)),
+    "bf16": (plan(), replace(CONFIG, precision="bf16")),
+    "tp 2, grouped, bf16, recompute full": (plan(tp=2), replace(TIED, precision="bf16", recompute="full")),
+    "pp 2, zb-h1, recompute full": (plan(pp=2), replace(CONFIG, schedule="zb-h1", micro_batches=4, recompute="full")),
+    "tp 2 by sequence, recompute full": (plan(tp=2), replace(CONFIG, sequence_parallel=True, recompute="full")),
+    "pp 2, recompute selective": (plan(pp=2), replace(CONFIG, micro_batches=4, recompute="selective")),
+    "tp 2, grouped, recompute selective, fp16": (plan(tp=2), replace(TIED, precision="fp16", recompute="selective")),
+    "dp 2, zero 3, recompute full": (plan(dp=2), replace(CONFIG, zero=3, recompute="full")),
     "dp 2, tp 2, zero 3, tied, by sequence": (plan(dp=2, tp=2), replace(TIED, zero=3, sequence_parallel=True)),
 }
 
