@@ -29,7 +29,7 @@ from minipar.launch import RANK_BYTES, World, under_torchrun
 from minipar.mesh import Mesh
 from minipar.precision import ACCOUNTS
 from minipar.report import RankFacts
-from minipar.train import Engine, TrainConfig, check
+from minipar.train import Engine, StepResult, TrainConfig, check
 
 FULL_SPEED = 6  # steps before a slow link is put in; the last half of them is what the prediction stands on
 KEPT_STEPS = 5  # spans and messages are kept for the last few steps only
@@ -226,11 +226,8 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
         facts.step_seconds.append(perf_counter() - start)
         if job.network and FULL_SPEED // 2 <= step - begin < FULL_SPEED:
             facts.full_speed.append(replay.Step(start, start + facts.step_seconds[-1], list(wire.messages)))
-        facts.losses.append(result.loss)
-        facts.gradient_norms.append(result.gradient_norm)
-        facts.loss_scales.append(result.loss_scale)
         facts.skipped_steps += [step] * result.skipped
-        _collect(facts, engine, wire, job.trace)
+        _collect(facts, result, engine, wire, job.trace)
         told = {"loss": result.loss, "norm": result.gradient_norm, "skipped": result.skipped}
         tokens = config.global_batch * config.model.sequence
         say({"event": "step", "step": step, **told, "seconds": facts.step_seconds[-1], "tokens": tokens})
@@ -256,8 +253,11 @@ def check_same_text(mesh: Mesh, prepared: corpus.Corpus) -> None:
         )
 
 
-def _collect(facts: report.RankFacts, engine: Engine, wire: comm.Wire, keep_messages: bool) -> None:
+def _collect(facts: report.RankFacts, result: StepResult, engine: Engine, wire: comm.Wire, keep_messages: bool) -> None:
     """Move the step's messages and spans into the facts, and forget older ones."""
+    facts.losses.append(result.loss)
+    facts.gradient_norms.append(result.gradient_norm)
+    facts.loss_scales.append(result.loss_scale)
     facts.traffic.append(trace.traffic(wire.messages))
     for group, seconds in trace.waited(wire.messages).items():
         facts.waited[group] = facts.waited.get(group, 0.0) + seconds
