@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from minipar.batches import IGNORED
 from minipar.comm import Group, Pending
 from minipar.flat import Write, takes_gradients, write_gradient
+from minipar.message import HALF
 from minipar.model import GPT, Embedding, Head, tie
 from minipar.split import Split
 
@@ -198,6 +199,38 @@ class RowLinear(nn.Module):
         return _RowLinear.apply(x, _known_to_autograd(self.weight), self.bias, self)
 
 
+class _Words(torch.autograd.Function):
+    """Rows of the matrix, zero where a word is not `known` here. Backward, only the rows that were used are added to:
+    a whole matrix of zeros for every micro-batch would cost a pipeline's first stage some hundredths of its time."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, known: Tensor, weight: Tensor, layer: VocabularyEmbedding, _: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, known)
+        ctx.layer = layer
+        return F.embedding(rows, weight) * known.unsqueeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        rows, known = ctx.saved_tensors
+        weight, values = ctx.layer.weight, (grad * known.unsqueeze(-1)).flatten(0, -2)
+
+        def add(place: Tensor, fresh: bool) -> None:
+            if fresh:
+                place.zero_()
+            if place.dtype in HALF:  # a frequent word is the sum of many: in 32 bits
+                place.add_(torch.zeros_like(place, dtype=torch.float32).index_add_(0, rows.flatten(), values.float()))
+            else:
+                place.index_add_(0, rows.flatten(), values)
+
+        dense = None
+        if weight.requires_grad and takes_gradients(weight):
+            write_gradient(weight, add)
+        elif weight.requires_grad:
+            dense = torch.zeros_like(weight)
+            add(dense, False)
+        return None, None, dense, None, None
+
+
 class VocabularyEmbedding(nn.Module):
     """Each rank knows a slice of the words and answers zero for the others; g adds the answers up."""
 
@@ -206,11 +239,12 @@ class VocabularyEmbedding(nn.Module):
         self.border = border
         self.split = Split(0, border.group.rank, border.group.size, (whole.num_embeddings,))
         self.weight = _cut(whole.weight, self.split)
+        self._begin = torch.empty(0, device="cpu", requires_grad=True)  # autograd must know that a gradient is wanted
 
     def forward(self, tokens: Tensor) -> Tensor:  # [B, T] -> [B, T, D], or [B, T/tp, D] by sequence
         mine = tokens - self.border.group.rank * self.split.shares[0]
         known = (mine >= 0) & (mine < self.weight.shape[0])
-        words = F.embedding(mine.where(known, 0), self.weight) * known.unsqueeze(-1)
+        words = _Words.apply(mine.where(known, 0), known, _known_to_autograd(self.weight), self, self._begin)
         return _Leave.apply(words, self.border)
 
 

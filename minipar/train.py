@@ -144,6 +144,10 @@ class Engine:
         self.tied = self._tied_copies()
         self.replicas = self._build_replicas()
         self._speakers = shared_out(self.replicas.pieces(), 1 if config.zero else mesh.dp.size)
+        self._spoken_for = [piece.gradient for piece in self.replicas.pieces() if self._counts(piece)]
+        self._silent = [  # which should be as on the rank that speaks for it
+            piece.gradient for piece in self.replicas.pieces() if not self._counts(piece) and self._replicated(piece)
+        ]
         self.optimizer = self._build_optimizer()
         self.pipeline = Pipeline(self.stages, self.schedule, mesh.pp, dtype=self.dtype, device=self.device)
         self.step_number = self.updates = 0  # steps taken, and those of them that changed the weights
@@ -291,12 +295,9 @@ class Engine:
         """The sum of losses, the squared norm of the gradient, and whether what no other rank speaks for is finite,
         over all ranks: `[3]`. One message for all: each costs the step some of its time however small it is."""
         mesh = self.mesh
-        own, silent = list[Tensor](), list[Tensor]()  # what is silent should be as on the rank that speaks for it
-        for piece in self.replicas.pieces():
-            (own if self._counts(piece) else silent if self._replicated(piece) else []).append(piece.gradient)
         speaks = mesh.tp.rank == 0 and mesh.pp.rank == mesh.pp.size - 1  # every rank of tp has the same loss
-        bad = (~self._squares(silent).isfinite()).double()
-        totals = torch.stack([loss * speaks, self._squares(own), bad])
+        bad = (~self._squares(self._silent).isfinite()).double()
+        totals = torch.stack([loss * speaks, self._squares(self._spoken_for), bad])
         answer: Pending = mesh.world.all_reduce(totals, tag="train.loss, norm", async_op=True)
         return answer
 
@@ -313,7 +314,8 @@ class Engine:
     def _replicated(self, piece: Piece) -> bool:
         """Whether tensor parallel or the pipeline, and not data parallel, has the same piece elsewhere: data parallel's
         copies come out of one sum and are equal, these have been computed on each rank."""
-        return split_of(piece.parameter) is None or any(piece.parameter is tied for tied in self.tied)
+        whole = split_of(piece.parameter) is None and self.mesh.tp.size > 1
+        return whole or any(piece.parameter is tied for tied in self.tied)
 
     def _counts(self, piece: Piece) -> bool:
         """Whether this rank speaks for the piece in the norm: of all ranks that hold it, exactly one does."""

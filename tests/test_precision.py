@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -118,42 +119,73 @@ def test_a_parameter_takes_16_bytes_of_which_zero_shares_what_the_ledger_says(ze
 # Overflow.
 
 
-def spoiled(mesh: Mesh, config: TrainConfig, rank: int, value: float) -> list[tuple[bool, float, float, int, float]]:
-    """In its second step, one rank finds `value` in the gradient of a LayerNorm, which no other rank has from it."""
-    engine = Engine(mesh, config)
-    answer = []
+def spoil_backward(engine: Engine, value: float) -> None:
+    """This rank's next backward finds `value` in the gradient that it is given."""
+    pipeline = engine.pipeline
+    real = pipeline._backward
+
+    def backward(action: Any, gradient: Any) -> None:
+        vars(pipeline).pop("_backward")
+        scale, pipeline.scale = pipeline.scale, value
+        real(action, None if gradient is None else torch.full_like(gradient, value))
+        pipeline.scale = scale
+
+    vars(pipeline)["_backward"] = backward
+
+
+def spoil_norm(engine: Engine, value: float) -> None:
+    """This rank finds `value` in the gradient of a LayerNorm that other ranks of tensor parallel have as well."""
+    finish = engine.replicas.finish
+
+    def finish_and_spoil() -> None:
+        vars(engine.replicas).pop("finish")
+        finish()
+        next(p for p in engine.replicas.pieces() if p.parameter.dim() == 1).gradient[0] = value
+
+    vars(engine.replicas)["finish"] = finish_and_spoil
+
+
+Spoil = Callable[[Engine, float], None]
+
+
+def spoiled(mesh: Mesh, config: TrainConfig, spoil: Spoil, rank: int, value: float) -> list[tuple[Any, ...]]:
+    """Four steps, in the second of which something is wrong with one rank; whether it changed any weight."""
+    engine, answer = Engine(mesh, config), []
     for step in range(4):
-        finish = engine.replicas.finish
-
-        def finish_and_spoil(real: Any = finish, now: int = step) -> None:
-            real()
-            if now == 1 and mesh.rank == rank:
-                piece = next(p for p in engine.replicas.pieces() if p.parameter.dim() == 1)
-                piece.gradient[0] = value
-
-        engine.replicas.finish = finish_and_spoil  # type: ignore[method-assign]
+        if step == 1 and mesh.rank == rank:
+            spoil(engine, value)
         before = [p.detach().clone() for p in engine.parameters().values()] if config.zero < 3 else []
         result = engine.step(rows_of(mesh, config, 0))
-        engine.replicas.finish = finish  # type: ignore[method-assign]
         same = all(torch.equal(a, b) for a, b in zip(before, engine.parameters().values(), strict=False))
-        answer.append((result.skipped, result.loss_scale, result.loss, engine.updates, float(same)))
+        answer.append((result.skipped, result.loss_scale, result.loss, engine.updates, same))
     return answer
 
 
-SPOILED = [(plan(dp=2), {}), (plan(tp=2), {}), (plan(pp=2), {}), (plan(dp=2), {"zero": 2}), (plan(dp=2), {"zero": 3}),
-           (plan(dp=2, pp=2, tp=2), {"zero": 1})]  # fmt: skip
+SPOILED: list[tuple[Mesh, dict[str, Any], Spoil]] = [
+    (plan(dp=2), {}, spoil_backward),
+    (plan(tp=2), {}, spoil_backward),
+    (plan(tp=2), {}, spoil_norm),
+    (plan(pp=2), {}, spoil_backward),
+    (plan(pp=2), {}, spoil_norm),
+    (plan(dp=2), {"zero": 2}, spoil_backward),
+    (plan(dp=2), {"zero": 3}, spoil_norm),
+    (plan(dp=2, pp=2, tp=2), {"zero": 1}, spoil_backward),
+    (plan(dp=2, pp=2, tp=2), {"zero": 1}, spoil_norm),
+]
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-@pytest.mark.parametrize(("mesh", "changes"), SPOILED, ids=str)
-def test_one_ranks_overflow_skips_the_step_on_all(mesh: Mesh, changes: dict[str, Any], value: float) -> None:
+@pytest.mark.parametrize(("mesh", "changes", "spoil"), SPOILED, ids=str)
+def test_one_ranks_overflow_skips_the_step_on_all(
+    mesh: Mesh, changes: dict[str, Any], spoil: Spoil, value: float
+) -> None:
     config = replace(CONFIG, precision="fp16", scale_window=2, loss_scale=1024, **changes)
     for rank in {0, mesh.size - 1}:
-        for steps in minipar.run(spoiled, mesh, config, rank, value):
+        for steps in minipar.run(spoiled, mesh, config, spoil, rank, value):
             assert [skipped for skipped, *_ in steps] == [False, True, False, False]
             assert [scale for _, scale, *_ in steps] == [1024, 1024, 512, 512]
             assert [updates for *_, updates, _ in steps] == [1, 1, 2, 3]
-            assert steps[1][-1] == 1.0  # no weight has changed
+            assert steps[1][-1] is True  # no weight has changed
             assert all(loss == loss for _, _, loss, *_ in steps)
 
 
