@@ -74,6 +74,21 @@ def find(folder: str | Path) -> Saved:
     raise ValueError(f"no checkpoint to resume from in {folder}{left}: name a folder that --save has written")
 
 
+def find_whole(folder: str | Path, *, before: int | None = None) -> tuple[Saved | None, list[str]]:
+    """The latest checkpoint that is whole, of fewer than `before` steps; and what is wrong with later ones."""
+    faults_found: list[str] = []
+    for candidate in sorted(Path(folder).glob("step-*"), reverse=True):
+        if before is not None and int(candidate.name[5:]) >= before:
+            continue
+        try:
+            saved = _read_facts(candidate)
+            check_whole(saved)
+            return saved, faults_found
+        except ValueError as error:
+            faults_found.append(str(error).partition(": remove it")[0])
+    return None, faults_found
+
+
 def _read_facts(path: Path) -> Saved:
     try:
         facts = json.loads((path / FACTS).read_text())

@@ -14,11 +14,12 @@ from dataclasses import fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
-from minipar import launch
+from minipar import inject, launch, quantities
 from minipar.arguments import LARGEST, PROGRAM, Parser, in_torchrun, number
 from minipar.files import as_json, check_outputs, check_writable, write_whole
 from minipar.guard import end_at_once, guarded, on_signals, open_streams
 from minipar.link import FORM, asked_network
+from minipar.sizes import reads
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -74,9 +75,21 @@ def add_train(commands: Any) -> None:
     keeping = parser.add_argument_group("checkpoints")
     keeping.add_argument("--save", metavar="FOLDER", help="write a checkpoint at the end")
     keeping.add_argument("--save-every", type=number(1), metavar="N", help="and every N steps")
+    keeping.add_argument("--keep", type=number(1), default=2, metavar="N", help="the last N stay")
+    keeping.add_argument("--restarts", type=number(0), default=0, metavar="N",
+                         help="go on from the last one, up to N times, when a rank is lost")  # fmt: skip
+    keeping.add_argument("--rollback", type=number(1, float), default=0.0, metavar="TIMES",
+                         help="go back to the last one when the loss is TIMES what it was")  # fmt: skip
+    keeping.add_argument(
+        "--inject", action="append", default=[], metavar="FAULT", help=f"make it go wrong: {inject.FORM}"
+    )
     keeping.add_argument("--resume", metavar="FOLDER", help="go on from its latest checkpoint, up to --steps in all")
     output = parser.add_argument_group("what is told")
     output.add_argument("--report", metavar="FILE", help="write the report as JSON")
+    output.add_argument("--log", metavar="FILE", help="write each step, as a line of JSON, as soon as it is over")
+    output.add_argument("--tensorboard", metavar="FOLDER", help="and for TensorBoard, with its own library")
+    output.add_argument("--peak-flops", type=reads(quantities.speed), metavar="SPEED",
+                        help="of each rank, such as 312TFLOP/s: then the log has the MFU")  # fmt: skip
     output.add_argument("--picture", metavar="FILE", help="draw the last step, measured over simulated: .svg or .png")
     output.add_argument("--trace", metavar="FILE", help="write the last steps for Perfetto or chrome://tracing")
     output.add_argument("--json", action="store_true", help="print the report as JSON, and nothing else")
@@ -154,19 +167,28 @@ def degrees(options: argparse.Namespace) -> dict[str, int]:
     return found
 
 
-def train(options: argparse.Namespace) -> int:
-    """`minipar train`"""
-    check_outputs(report=options.report, trace=options.trace, picture=options.picture)
+def check_train(options: argparse.Namespace) -> tuple[inject.Fault, ...]:
+    """Raise `ValueError` for options that contradict each other, before anything is imported; the faults to make."""
+    check_outputs(report=options.report, trace=options.trace, picture=options.picture, log=options.log)
     if options.picture:
         from minipar.show import saving
 
         saving.check_ending(options.picture)
     if "" in (options.save, options.resume):
         raise ValueError("--save '' or --resume '' names no folder: name one, or leave the option out")
-    if options.save_every and options.save is None:
-        raise ValueError(f"--save-every {options.save_every} has nowhere to save to: add --save FOLDER")
+    for name in ("save_every", "restarts", "rollback"):
+        if getattr(options, name) and options.save is None:
+            raise ValueError(
+                f"--{name.replace('_', '-')} {getattr(options, name):g} needs checkpoints: add --save FOLDER"
+            )
+    return tuple(inject.parse(text) for text in options.inject)
+
+
+def train(options: argparse.Namespace) -> int:
+    """`minipar train`"""
+    wrong = check_train(options)
     with on_signals(end_at_once):
-        from minipar import checkpoint, job  # noqa: F401 -- `job` will import it, later than it should
+        from minipar import checkpoint, job, metrics  # noqa: F401 -- `job` will import it, later than it should
         from minipar.console import Progress
         from minipar.mesh import check_fits, plan
         from minipar.model import GPTConfig
@@ -185,9 +207,12 @@ def train(options: argparse.Namespace) -> int:
     speaks = not in_torchrun() or os.environ["RANK"] == "0"
     with Progress(quiet=options.json or not speaks) as progress:
         kept = {"save": options.save, "save_every": options.save_every or 0, "resume": options.resume}
-        kept["trace"] = options.trace is not None
+        kept |= {"keep": options.keep, "restarts": options.restarts, "rollback": options.rollback, "inject": wrong}
+        kept |= {"trace": options.trace is not None, "log": bool(options.log or options.tensorboard)}
         kept["network"] = asked_network(options.nodes, options.link, plan(**shape).size)
-        outcome = job.run(job.Job(config, plan(**shape), options.data, options.backend, **kept), progress.hear)
+        made = job.Job(config, plan(**shape), options.data, options.backend, **kept)
+        with metrics.Log(options.log, options.tensorboard, peak_flops=options.peak_flops or 0.0) as log:
+            outcome = job.run(made, told(progress.hear, log.hear))
         if outcome is None:
             return 0
         progress.finish(outcome.report)
@@ -197,6 +222,16 @@ def train(options: argparse.Namespace) -> int:
     if options.json:
         print(as_json(outcome.report), end="")
     return 0
+
+
+def told(*hearers: Any) -> Any:
+    """One hearer of events for several."""
+
+    def hear(event: Any) -> None:
+        for one in hearers:
+            one(event)
+
+    return hear
 
 
 def write_pictures(options: argparse.Namespace, config: Any, mesh: Any, outcome: Any) -> None:

@@ -41,6 +41,11 @@ class Progress:
                 self._start(event)
             case "step":
                 self._step(event)
+            case "restart":
+                self._say([*event["damaged"], f"{event['reason']}: starting again from step {event['step']}"])
+            case "rollback":
+                to = "nowhere to go back to" if event["to"] is None else f"back to the weights of step {event['to']}"
+                self._say([f"step {event['step'] + 1}: the loss is {event['loss']:.3f}, {to}"])
 
     def finish(self, report: dict[str, Any]) -> None:
         """The closing tables."""
@@ -49,6 +54,7 @@ class Progress:
         reports.show(report, self.console)
 
     def _start(self, event: dict[str, Any]) -> None:
+        self._stop()
         self._steps = event["steps"]
         if self.console.is_interactive and not self.console.quiet:
             text = TextColumn("loss {task.fields[loss]}  norm {task.fields[norm]}  {task.fields[pace]}")
@@ -65,6 +71,10 @@ class Progress:
         elif event["step"] in (0, self._steps - 1) or 10 * event["step"] // self._steps > self._shown:
             self._shown = 10 * event["step"] // self._steps
             self.console.print(f"step {event['step'] + 1:>4}/{self._steps}  loss {loss}  norm {norm}  {pace}")
+
+    def _say(self, lines: list[str]) -> None:
+        for line in lines:
+            self.console.print(line, markup=False)
 
     def _stop(self) -> None:
         if self._bar is not None:

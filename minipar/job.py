@@ -22,14 +22,14 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from minipar import comm, corpus, ledger, link, memory, replay, report, trace
+from minipar import comm, corpus, faults, inject, ledger, link, memory, replay, report, trace
 from minipar import schedule as schedules
 from minipar.facts import Footprint
 from minipar.launch import RANK_BYTES, World, under_torchrun
 from minipar.mesh import Mesh
 from minipar.precision import ACCOUNTS
 from minipar.report import RankFacts
-from minipar.train import Engine, StepResult, TrainConfig, check
+from minipar.train import Engine, StepResult, TrainConfig, check, learning_rate
 
 FULL_SPEED = 6  # steps before a slow link is put in; the last half of them is what the prediction stands on
 KEPT_STEPS = 5  # spans and messages are kept for the last few steps only
@@ -51,6 +51,11 @@ class Job:
     resume: str | None = None  # a folder with checkpoints
     trace: bool = False  # keep the messages of the last steps
     network: link.Network | None = None  # the nodes to which the ranks are dealt, and the slow link between them
+    keep: int = 2  # checkpoints
+    log: bool = False  # tell of each step what every rank saw of it
+    inject: tuple[inject.Fault, ...] = ()
+    restarts: int = 0  # how often to go on from the last checkpoint when a rank is lost
+    rollback: float = 0.0  # go back when the loss is so many times what it was; 0: never
 
 
 @dataclass
@@ -68,7 +73,9 @@ def run(job: Job, on_event: OnEvent) -> Outcome | None:
     Raises `ValueError`, before any rank is started, for a job that cannot run.
     """
     started = time.time()
+    job = again_under_torchrun(job)
     check(job.config, job.mesh.shape)
+    inject.check(job.inject, steps=job.config.steps, ranks=job.mesh.size, saves=bool(job.save and job.save_every))
     check_network(job)
     comm.choose_backend(int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else job.mesh.size, job.backend)
     if not under_torchrun():
@@ -81,6 +88,44 @@ def run(job: Job, on_event: OnEvent) -> Outcome | None:
         with World(job.mesh, backend=job.backend) as world:
             found = world.call(_train_and_tell, (job, started, on_event), timeout=None)
         return found[0] if os.environ["RANK"] == "0" else None
+    return run_again(job, started, on_event)
+
+
+def again_under_torchrun(job: Job) -> Job:
+    """torchrun restarts whole commands: from the second time on, go on from the last whole checkpoint."""
+    from minipar import checkpoint
+
+    if not job.save or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+        return job
+    saved, _ = checkpoint.find_whole(job.save)
+    return replace(job, resume=str(saved.path) if saved else job.resume, inject=())
+
+
+def run_again(job: Job, started: float, on_event: OnEvent) -> Outcome | None:
+    """Run on fresh ranks, and again from the last whole checkpoint when a rank is lost, as often as is allowed."""
+    for left in range(job.restarts, -1, -1):
+        try:
+            return run_once(job, started, on_event)
+        except faults.RankError as error:
+            if not left or all(failure.kind == "raised" for failure in error.failures):
+                raise  # what was raised will be raised again
+            job = next_attempt(job, error, on_event)
+    raise AssertionError
+
+
+def next_attempt(job: Job, error: faults.RankError, on_event: OnEvent) -> Job:
+    """The job from where it can go on; what was made to go wrong once does not go wrong again."""
+    from minipar import checkpoint
+
+    assert job.save is not None
+    saved, damaged = checkpoint.find_whole(job.save)
+    reason = str(error).splitlines()[0]
+    on_event({"event": "restart", "reason": reason, "step": saved.step if saved else 0, "damaged": damaged})
+    return replace(job, resume=str(saved.path) if saved else None, inject=())
+
+
+def run_once(job: Job, started: float, on_event: OnEvent) -> Outcome | None:
+    """One attempt, on fresh ranks."""
     hear = lambda stream, text: _hear(stream, text, on_event)
     with World(job.mesh, backend=job.backend, on_output=hear) as world:
         found = world.call(_train_and_print, (job, started), timeout=None)
@@ -221,25 +266,65 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
             held_back = job.network.link if step > begin else link.UNHINDERED
             link.put_in(mesh.world, replace(job.network, link=held_back))
         start = perf_counter()
+        inject.before_step(job.inject, engine, step)
         with meter if step == begin else nullcontext():
             result = engine.step(batches.rows(step, first, first + rows))
         facts.step_seconds.append(perf_counter() - start)
         if job.network and FULL_SPEED // 2 <= step - begin < FULL_SPEED:
             facts.full_speed.append(replay.Step(start, start + facts.step_seconds[-1], list(wire.messages)))
         facts.skipped_steps += [step] * result.skipped
+        waited = sum(message.waited for message in wire.messages)
         _collect(facts, result, engine, wire, job.trace)
-        told = {"loss": result.loss, "norm": result.gradient_norm, "skipped": result.skipped}
-        tokens = config.global_batch * config.model.sequence
-        say({"event": "step", "step": step, **told, "seconds": facts.step_seconds[-1], "tokens": tokens})
-        if job.save and (step + 1 == config.steps or (job.save_every and (step + 1) % job.save_every == 0)):
-            checkpoint.save(engine, mesh, job.save)
-            wire.messages.clear()
+        say(step_event(job, facts, result, mesh, step, waited))
+        if job.rollback and report.has_jumped(facts.losses, job.rollback):
+            say({"event": "rollback", **go_back(job, engine, facts, step)})
+        elif job.save and (step + 1 == config.steps or (job.save_every and (step + 1) % job.save_every == 0)):
+            save(job, job.save, engine, facts)
+        wire.messages.clear()
     wire.line = None
     held = engine.replicas.held_bytes()
     facts.footprint = trace.footprint(held, engine.optimizer, meter.peak)
     facts.buffers = held.get("buffers", 0)
     facts.peak_bytes = memory.peak_bytes()
     return facts
+
+
+def save(job: Job, folder: str, engine: Engine, facts: report.RankFacts) -> None:
+    """Write a checkpoint."""
+    from minipar import checkpoint
+
+    checkpoint.save(engine, engine.mesh, folder, keep=job.keep)
+    facts.saves += 1
+    inject.after_save(job.inject, folder, engine.mesh.rank, facts.saves)
+
+
+def step_event(
+    job: Job, facts: report.RankFacts, result: StepResult, mesh: Mesh, step: int, waited: float
+) -> dict[str, Any]:
+    """What is told of a step; with a log, also what each rank saw of it, for which all of them are asked."""
+    config, seconds = job.config, facts.step_seconds[-1]
+    event = {"event": "step", "step": step, "loss": result.loss, "norm": result.gradient_norm}
+    event |= {"skipped": result.skipped, "loss_scale": result.loss_scale, "lr": learning_rate(config, step)}
+    event |= {"seconds": seconds, "tokens": config.global_batch * config.model.sequence}
+    if job.log:
+        own = {"seconds": seconds, "busy": seconds - waited, "memory": memory.peak_bytes()}
+        event["ranks"] = mesh.world.gather_objects(own)
+        event["bytes"] = {f"{group} {op}": v.bytes for (group, op), v in facts.traffic[-1].volumes.items()}
+        event |= {"flops": report.flops(config, "none"), "world_size": mesh.size}
+    return event
+
+
+def go_back(job: Job, engine: Engine, facts: report.RankFacts, step: int) -> dict[str, Any]:
+    """Bring weights and optimizer back to before the loss jumped; the data that led there is not seen again."""
+    from minipar import checkpoint
+
+    saved, _ = checkpoint.find_whole(job.save or "", before=step)
+    told = {"step": step, "loss": facts.losses[-1], "to": saved.step if saved else None}
+    if saved is not None:
+        checkpoint.load(engine, saved)
+        engine.step_number = step + 1
+    facts.rollbacks.append(step)
+    return told
 
 
 def check_same_text(mesh: Mesh, prepared: corpus.Corpus) -> None:

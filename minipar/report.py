@@ -12,6 +12,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from math import isfinite
 from statistics import mean, median
 from typing import Any
 
@@ -48,6 +49,8 @@ class RankFacts:
     full_speed: list[replay.Step] = field(default_factory=list)  # the last steps before a slow link
     loss_scales: list[float] = field(default_factory=list)
     skipped_steps: list[int] = field(default_factory=list)
+    rollbacks: list[int] = field(default_factory=list)
+    saves: int = 0
 
 
 def shape_of(config: TrainConfig, mesh: Mesh) -> ledger.Shape:
@@ -96,6 +99,7 @@ def make(config: TrainConfig, mesh: Mesh, facts: Sequence[RankFacts], backend: s
         "grad_norms": facts[0].gradient_norms,
         "loss_scales": facts[0].loss_scales,
         "skipped_steps": facts[0].skipped_steps,
+        "rollbacks": facts[0].rollbacks,
         "step_seconds": seconds,
         "tokens_per_second": tokens / median(seconds) if seconds else 0.0,
         "flops_per_step": flops(config, "none"),
@@ -126,6 +130,14 @@ def flops(config: TrainConfig, recompute: str) -> float:
         global_batch=config.global_batch,
         recompute=recompute,
     )
+
+
+def has_jumped(losses: Sequence[float], factor: float) -> bool:
+    """Whether the last loss is not finite, or `factor` times the median of the eight before it (of four at least)."""
+    *before, last = losses[-9:]
+    if not isfinite(last):
+        return True
+    return len(before) >= 4 and last > factor * median(before)
 
 
 def timelines(mesh: Mesh, facts: Sequence[RankFacts], step: int = -1) -> list[Timeline]:

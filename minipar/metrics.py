@@ -1,0 +1,119 @@
+"""What a run writes down, step by step: one line of JSON for each, or TensorBoard's own files.
+
+Idea    The log is where every account is seen first: loss and norm (stability), seconds and MFU (compute), bytes and
+        memory. The step's time is nearly the same on all ranks, since they wait for each other; so each also says how
+        long it was busy, and the one that was busy longest is the one that the others waited for.
+Cost    With a log, one small message between all ranks in each step.
+Source  TensorBoard's files are written by its own library.
+Read    `job.py`, which tells of each step; `show/runs.py`, which draws a log or two.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from math import isfinite
+from pathlib import Path
+from statistics import median
+from typing import Any, TextIO
+
+from minipar.files import as_json
+
+Event = dict[str, Any]
+CURVES = ("loss", "grad_norm", "loss_scale", "lr", "tokens_per_second", "mfu", "memory_bytes")
+
+
+def line_of(event: Event, *, peak_flops: float = 0.0) -> Event:
+    """The facts of a step: what `--log` writes. `peak_flops` is that of each rank, in FLOP/s; without it, no MFU."""
+    ranks, seconds = event.get("ranks"), event["seconds"]
+    line: Event = {
+        "step": event["step"],
+        "loss": event["loss"],
+        "grad_norm": event["norm"],
+        "loss_scale": event["loss_scale"],
+        "lr": event["lr"],
+        "skipped": event["skipped"],
+        "tokens_per_second": event["tokens"] / seconds,
+        "bytes": event["bytes"],
+    }
+    if peak_flops:
+        line["mfu"] = event["flops"] / seconds / event["world_size"] / peak_flops
+    if ranks:
+        busy, taken = [rank["busy"] for rank in ranks], [rank["seconds"] for rank in ranks]
+        line["step_seconds"] = {"min": min(taken), "median": median(taken), "max": max(taken)}
+        line["busy_seconds"] = {"min": min(busy), "median": median(busy), "max": max(busy)}
+        line["busiest_rank"] = busy.index(max(busy))
+        line["memory_bytes"] = max(rank["memory"] for rank in ranks)
+    return line
+
+
+class Log:
+    """Hears the events of a run and writes its steps; whatever else happens (a restart, going back) is a line as
+    well. Each line is there as soon as its step is over."""
+
+    def __init__(self, path: str | None, board: str | None = None, *, peak_flops: float = 0.0) -> None:
+        self._board: Any = _writer(board) if board else None
+        self._file: TextIO | None = open(path, "w", encoding="utf-8") if path else None  # noqa: SIM115 -- for the run
+        self._peak = peak_flops
+
+    def hear(self, event: Event) -> None:
+        """An event of `job.run`."""
+        if self._file is None and self._board is None:
+            return
+        if event["event"] == "step":
+            line = line_of(event, peak_flops=self._peak)
+            self._write(line)
+            if self._board is not None:
+                for name in CURVES:
+                    if isinstance(line.get(name), int | float) and isfinite(line[name]):
+                        self._board.add_scalar(name, line[name], line["step"])
+        elif event["event"] in ("restart", "rollback"):
+            self._write(event)
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def _write(self, line: Event) -> None:
+        if self._file is not None:
+            self._file.write(as_json(line))
+            self._file.flush()
+
+
+def _writer(folder: str) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError("--tensorboard needs its library: pip install 'minipar[tensorboard]'") from None
+    make: Callable[..., Any] = SummaryWriter
+    return make(folder)
+
+
+def read(path: str | Path) -> list[Event]:
+    """The steps of a log, in their order; one that was cut off while it was written is left out. Raises `ValueError`,
+    one line, for a file that is no log."""
+    steps: list[Event] = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the log {str(path)!r} ({error}): name a file that --log has written") from None
+    for number, text in enumerate(lines, 1):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            if number == len(lines):
+                break
+            line = None
+        if not isinstance(line, dict) or not ("loss" in line or "event" in line):
+            raise ValueError(f"{str(path)!r}, line {number}, is no step: name a file that --log has written")
+        if "loss" in line:
+            steps.append(line)
+    if not steps:
+        raise ValueError(f"{str(path)!r} has no steps: name a file that --log has written")
+    return steps

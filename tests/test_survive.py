@@ -1,0 +1,166 @@
+"""What goes wrong on purpose, the signal that the log shows of it, and the remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minipar import cli, inject, metrics, report
+from minipar.inject import Fault
+
+SMALL = ("--layers", "2", "--hidden", "16", "--heads", "2", "--vocab", "300", "--sequence", "16", "--global-batch", "8")
+Run = Callable[..., tuple[int, dict[str, Any], list[dict[str, Any]], str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Train with a log: exit code, report, the lines of the log, and what was printed."""
+    (tmp_path / "text").mkdir()
+    for number in range(6):
+        words = " ".join(f"word{(7 * number + 3 * i) % 97} stands{i % 13}" for i in range(400))
+        (tmp_path / "text" / f"{number}.txt").write_text(words)
+    monkeypatch.setenv("MINIPAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*options: str) -> tuple[int, dict[str, Any], list[dict[str, Any]], str]:
+        for name in ("r.json", "log.jsonl"):
+            Path(name).unlink(missing_ok=True)
+        with pytest.raises(SystemExit) as end:
+            cli.main(["train", *SMALL, "--data", "text", "--report", "r.json", "--log", "log.jsonl", *options])
+        out = capfd.readouterr()
+        made = json.loads(Path("r.json").read_text()) if Path("r.json").exists() else {}
+        log = Path("log.jsonl")
+        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        return int(end.value.code or 0), made, lines, out.out + out.err
+
+    return run
+
+
+# Signals and remedies.
+
+
+@pytest.mark.parametrize("degrees", [("--dp", "2"), ("--pp", "2"), ("--tp", "2"), ("--dp", "2", "--zero", "2")])
+def test_a_rank_whose_gradients_are_no_numbers_makes_all_skip_one_step(run: Run, degrees: tuple[str, ...]) -> None:
+    code, made, lines, _ = run(*degrees, "--steps", "6", "--inject", "nan@3:rank1")
+    assert code == 0 and made["skipped_steps"] == [3]
+    assert [line["skipped"] for line in lines] == [False, False, False, True, False, False]
+    assert lines[3]["grad_norm"] is None and all(line["loss"] is not None for line in lines)
+
+
+def test_a_killed_rank_is_named_and_the_run_goes_on_as_if_it_had_not_been(run: Run) -> None:
+    _, whole, _, _ = run("--dp", "2", "--steps", "10")
+    code, made, lines, printed = run("--dp", "2", "--steps", "10", "--save", "kept", "--save-every", "2",
+                                     "--restarts", "1", "--inject", "kill@5:rank1")  # fmt: skip
+    assert code == 0 and "rank 1 was killed by signal 9 (SIGKILL)" in printed
+    assert [line["step"] for line in lines if "step" in line and "loss" in line] == [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9]
+    restart = next(line for line in lines if line.get("event") == "restart")
+    assert restart["step"] == 4 and "rank 1" in restart["reason"]
+    assert made["losses"] == whole["losses"][4:] and made["grad_norms"] == whole["grad_norms"][4:]
+
+
+def test_without_restarts_left_a_killed_rank_ends_the_run(run: Run) -> None:
+    code, made, lines, printed = run("--dp", "2", "--steps", "6", "--inject", "kill@2:rank0")
+    assert code == 1 and not made and "rank 0 was killed" in printed and len(lines) == 2
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(run: Run, tmp_path: Path) -> None:
+    wrong = ("--inject", "kill@3:rank1", "--inject", "corrupt-checkpoint")
+    keep = ("--save", "kept", "--save-every", "2", "--restarts", "1")
+    code, _, lines, printed = run("--dp", "2", "--steps", "6", *keep, *wrong)
+    restart = next(line for line in lines if line.get("event") == "restart")
+    assert code == 0 and restart["step"] == 0 and "step-00000002 is damaged" in restart["damaged"][0]
+    assert "is damaged" in printed
+    assert lines[-1]["step"] == 5
+
+
+def test_a_loss_that_jumps_brings_back_the_weights_of_before(run: Run) -> None:
+    options = ("--dp", "2", "--steps", "14", "--save", "kept", "--save-every", "2", "--warmup", "0", "--lr", "0.01")
+    code, made, lines, printed = run(*options, "--rollback", "1.3", "--inject", "spike@8")
+    steps = [line for line in lines if "loss" in line and "event" not in line]
+    jumped = made["rollbacks"][0]
+    assert code == 0 and jumped == 9 and "back to the weights of step 8" in printed
+    assert steps[jumped]["loss"] > 1.3 * steps[jumped - 2]["loss"]
+    assert steps[jumped + 1]["loss"] < 1.1 * steps[jumped - 2]["loss"]
+
+
+def test_the_busiest_rank_is_the_one_that_the_others_wait_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, lines, _ = run("--dp", "3", "--global-batch", "9", "--micro-batches", "1", "--steps", "5",
+                         "--inject", "slow@2:rank1")  # fmt: skip
+    slow, others = lines[2], [line["step_seconds"]["max"] for line in lines if line["step"] != 2]
+    assert slow["busiest_rank"] == 1
+    assert slow["step_seconds"]["min"] > 0.8 * inject.SLEEP > max(others)
+    assert slow["busy_seconds"]["median"] < 0.5 * inject.SLEEP < slow["busy_seconds"]["max"]
+
+
+def test_a_log_has_rate_scale_memory_bytes_and_mfu(run: Run) -> None:
+    options = ("--dp", "2", "--precision", "fp16", "--warmup", "2", "--peak-flops", "10GFLOP/s")
+    _, made, lines, _ = run(*options, "--lr", "0.01", "--steps", "3")
+    assert [line["lr"] for line in lines] == pytest.approx([0.005, 0.01, 0.01])
+    assert lines[0]["loss_scale"] == 65536 and lines[0]["memory_bytes"] > 1e7
+    counted = {f"{row['group']} {row['op']}": row["bytes_per_step"] for row in made["communication"]}
+    assert lines[-1]["bytes"] == counted
+    rate = lines[-1]["tokens_per_second"]
+    assert lines[-1]["mfu"] == pytest.approx(made["flops_per_step"] * rate / made["tokens_per_step"] / 2 / 10e9)
+
+
+# Reading a log.
+
+
+def test_a_log_is_read_again_also_when_its_last_line_is_cut_off(run: Run, tmp_path: Path) -> None:
+    run("--steps", "3")
+    with open("log.jsonl", "a") as file:
+        file.write('{"step": 3, "lo')
+    assert [line["step"] for line in metrics.read("log.jsonl")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("text", ["", "no\nlog\n", "[1]\n[2]\n", '{"a": 1}\n{"b": 2}\n'])
+def test_what_is_no_log_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x").write_text(text)
+    for path in (tmp_path / "x", tmp_path / "missing"):
+        with pytest.raises(ValueError, match="--log has written") as told:
+            metrics.read(path)
+        assert "\n" not in str(told.value)
+
+
+def test_a_loss_has_jumped_when_it_is_far_above_those_before_or_no_number() -> None:
+    assert report.has_jumped([5, 5, 5, 5, 9], 1.5) and not report.has_jumped([5, 5, 5, 5, 7], 1.5)
+    assert not report.has_jumped([5, 5, 9], 1.5)  # too few to know
+    assert report.has_jumped([5, float("nan")], 1.5)
+    assert not report.has_jumped([9, 9, 9, 9, 9, 5, 5, 5, 5, 5, 5, 5, 5, 6], 1.5)
+
+
+# What cannot be.
+
+
+def test_faults_are_read_as_they_are_written() -> None:
+    assert inject.parse("nan@5:rank3") == Fault("nan", 5, 3)
+    assert inject.parse("spike@8") == Fault("spike", 8)
+    assert inject.parse("corrupt-checkpoint") == Fault("corrupt-checkpoint")
+
+
+REFUSED = [
+    ("nan@5", "add :rank0"),
+    ("spike@5:rank1", "leave out :rank1"),
+    ("melt@5:rank1", "write nan@5:rank3"),
+    ("nan@-1:rank0", "write nan@5:rank3"),
+    ("nan@5:rank9", "choose a rank from 0 to 1"),
+    ("nan@99:rank0", "choose a step below 6"),
+    ("corrupt-checkpoint", "add --save FOLDER and --save-every N"),
+    ("", "write nan@5:rank3"),
+]
+
+
+@pytest.mark.parametrize(("fault", "said"), REFUSED)
+def test_a_fault_that_cannot_come_is_refused_in_one_line(run: Run, fault: str, said: str) -> None:
+    code, _, _, printed = run("--dp", "2", "--steps", "6", "--inject", fault)
+    assert code == 2 and said in printed and len(printed.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("options", [("--restarts", "1"), ("--rollback", "1.5")])
+def test_what_needs_checkpoints_says_so(run: Run, options: tuple[str, ...]) -> None:
+    code, _, _, printed = run(*options)
+    assert code == 2 and "add --save FOLDER" in printed and len(printed.strip().splitlines()) == 1
