@@ -7,19 +7,16 @@ that fails exits with 1, one that is interrupted with 130. Under torchrun the fi
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
-from minipar import inject, launch, quantities
-from minipar.arguments import LARGEST, PROGRAM, Parser, in_torchrun, number
-from minipar.files import as_json, check_outputs, check_writable, write_whole
+from minipar import launch
+from minipar.arguments import PROGRAM, Parser, number
+from minipar.files import as_json, check_writable, write_whole
 from minipar.guard import end_at_once, guarded, on_signals, open_streams
-from minipar.link import FORM, asked_network
-from minipar.sizes import reads
+from minipar.link import FORM
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -48,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_train(commands)
     add_verify(commands)
     add_bench(commands)
+    add_export(commands)
     add_arithmetic(commands)
     add_links(commands)
     add_doctor(commands)
@@ -59,6 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def add_train(commands: Any) -> None:
     """The options of `minipar train`."""
+    from minipar import train_command
+
     parser = commands.add_parser(
         "train",
         help="train a GPT on real text in 3D, and report what happened",
@@ -66,190 +66,34 @@ def add_train(commands: Any) -> None:
         "and --pp: 2 x 2 x 2 = 8 ranks. Under torchrun, on the ranks that it has started.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add_cuts(parser.add_argument_group("how the work is cut"))
-    add_model(parser.add_argument_group("the model"))
-    add_training(parser.add_argument_group("training"))
-    slow = parser.add_argument_group("a slow network, on one machine")
-    slow.add_argument("--nodes", type=number(1), help="deal the ranks to so many nodes, neighbours together")
-    slow.add_argument("--link", metavar="SPEED", help=f"what joins the nodes, {FORM}; see minipar links")
-    keeping = parser.add_argument_group("checkpoints")
-    keeping.add_argument("--save", metavar="FOLDER", help="write a checkpoint at the end")
-    keeping.add_argument("--save-every", type=number(1), metavar="N", help="and every N steps")
-    keeping.add_argument("--keep", type=number(1), default=2, metavar="N", help="the last N stay")
-    keeping.add_argument("--restarts", type=number(0), default=0, metavar="N",
-                         help="go on from the last one, up to N times, when a rank is lost")  # fmt: skip
-    keeping.add_argument("--rollback", type=number(1, float), default=0.0, metavar="TIMES",
-                         help="go back to the last one when the loss is TIMES what it was")  # fmt: skip
-    keeping.add_argument(
-        "--inject", action="append", default=[], metavar="FAULT", help=f"make it go wrong: {inject.FORM}"
+    train_command.add_arguments(parser)
+    parser.set_defaults(command=train_command.command)
+
+
+# minipar export
+
+
+def add_export(commands: Any) -> None:
+    """The options of `minipar export`."""
+    parser = commands.add_parser(
+        "export",
+        help="whole weights out of a checkpoint",
+        description="Put the pieces of a checkpoint together, and write whole weights, by the names of the model, into "
+        "one file of safetensors: for other programs, or for minipar train --init.",
     )
-    keeping.add_argument("--resume", metavar="FOLDER", help="go on from its latest checkpoint, up to --steps in all")
-    output = parser.add_argument_group("what is told")
-    output.add_argument("--report", metavar="FILE", help="write the report as JSON")
-    output.add_argument("--log", metavar="FILE", help="write each step, as a line of JSON, as soon as it is over")
-    output.add_argument("--tensorboard", metavar="FOLDER", help="and for TensorBoard, with its own library")
-    output.add_argument("--peak-flops", type=reads(quantities.speed), metavar="SPEED",
-                        help="of each rank, such as 312TFLOP/s: then the log has the MFU")  # fmt: skip
-    output.add_argument("--picture", metavar="FILE", help="draw the last step, measured over simulated: .svg or .png")
-    output.add_argument("--trace", metavar="FILE", help="write the last steps for Perfetto or chrome://tracing")
-    output.add_argument("--json", action="store_true", help="print the report as JSON, and nothing else")
-    parser.set_defaults(command=train)
+    parser.add_argument("folder", help="that --save has written")
+    parser.add_argument("file", help="to write, such as weights.safetensors")
+    parser.set_defaults(command=export)
 
 
-def add_cuts(group: Any) -> None:
-    """The options that lay out the ranks."""
-    group.add_argument("--dp", type=number(1), help="replicas; each trains on its share of the batch")
-    group.add_argument("--tp", type=number(1), help="ranks that share each layer")
-    group.add_argument("--pp", type=number(1), help="pipeline stages")
-    group.add_argument("--zero", type=number(0), default=0, metavar="STAGE", help="ZeRO stage: 0, 1, 2 or 3")
-    group.add_argument("--schedule", default="1f1b", help="gpipe, 1f1b, interleaved, zb-h1, zb-h2 or naive")
-    group.add_argument("--chunks", type=number(1), default=1, help="stages on each rank, for interleaved")
-    group.add_argument("--sequence-parallel", action="store_true", help="share the sequence between split layers")
-
-
-def add_sizes(group: Any, **defaults: int) -> None:
-    """The sizes of a model, with these defaults."""
-    for name, high, what in (
-        ("layers", 100_000, "blocks"),
-        ("hidden", LARGEST, "width"),
-        ("heads", LARGEST, "attention heads"),
-        ("vocab", LARGEST, "size of the vocabulary"),
-        ("sequence", LARGEST, "tokens in a row"),
-    ):
-        group.add_argument(f"--{name}", type=number(1, high=high), default=defaults[name], help=what)
-
-
-def add_batch(group: Any, *, global_batch: int, micro_batches: int) -> None:
-    """The size of the batch and of its parts, with these defaults."""
-    group.add_argument(
-        "--global-batch", type=number(1, high=10**6), default=global_batch, help="rows of a step, of all replicas"
-    )
-    group.add_argument(
-        "--micro-batches", type=number(1, high=100_000), default=micro_batches, help="parts of each replica's batch"
-    )
-
-
-def add_model(group: Any) -> None:
-    """The options that size the model."""
-    add_sizes(group, layers=4, hidden=128, heads=4, vocab=1024, sequence=128)
-    group.add_argument("--kv-heads", type=number(0), default=0, help="key/value heads; 0: as many as heads")
-    group.add_argument("--dropout", type=number(0, float), default=0.0, help="share of activations set to zero")
-    group.add_argument("--tied", action="store_true", help="one matrix for embedding and projection")
-
-
-def add_training(group: Any) -> None:
-    """The options that say how long, on what and how it learns."""
-    group.add_argument("--steps", type=number(1), default=60, help="updates of the weights")
-    add_batch(group, global_batch=16, micro_batches=4)
-    group.add_argument("--lr", type=number(0, float), default=2e-3, help="learning rate of AdamW after warm-up")
-    group.add_argument("--warmup", type=number(0), default=10, help="steps to reach it")
-    group.add_argument("--decay-steps", type=number(0), default=0, help="length of the cosine decay; 0: none")
-    group.add_argument("--clip", type=number(0, float), default=1.0, help="largest gradient norm; 0: any")
-    group.add_argument("--precision", default="fp32", help="fp32, bf16, fp16 or fp64")
-    group.add_argument("--recompute", default="none", help="none, selective or full: keep less, compute it again")
-    group.add_argument("--loss-scale", type=number(0, float), default=0.0, help="of fp16, at first; 0: 65,536")
-    group.add_argument("--scale-window", type=number(1), default=2000, help="good steps until it is doubled")
-    group.add_argument("--seed", type=number(0, high=2**63 - 1), default=0, help="of the weights, batches and dropout")
-    group.add_argument("--data", help="a file or folder of text; default: Python's own standard library")
-    group.add_argument("--backend", default="", help="gloo or nccl; default: nccl if each rank has a GPU")
-
-
-def degrees(options: argparse.Namespace) -> dict[str, int]:
-    """The mesh that the options ask for: what is not named is 1, and 2 x 2 x 2 if nothing is; under torchrun the
-    replicas are as many as its ranks allow."""
-    asked = {axis: getattr(options, axis) for axis in ("dp", "pp", "tp")}
-    world = int(os.environ["WORLD_SIZE"]) if in_torchrun() else 0
-    if not any(asked.values()) and world in (0, 8):
-        return {"dp": 2, "pp": 2, "tp": 2}
-    found = {axis: degree or 1 for axis, degree in asked.items()}
-    if world and not asked["dp"] and world % (found["pp"] * found["tp"]) == 0:
-        found["dp"] = world // (found["pp"] * found["tp"])
-    return found
-
-
-def check_train(options: argparse.Namespace) -> tuple[inject.Fault, ...]:
-    """Raise `ValueError` for options that contradict each other, before anything is imported; the faults to make."""
-    check_outputs(report=options.report, trace=options.trace, picture=options.picture, log=options.log)
-    if options.picture:
-        from minipar.show import saving
-
-        saving.check_ending(options.picture)
-    if "" in (options.save, options.resume):
-        raise ValueError("--save '' or --resume '' names no folder: name one, or leave the option out")
-    for name in ("save_every", "restarts", "rollback"):
-        if getattr(options, name) and options.save is None:
-            raise ValueError(
-                f"--{name.replace('_', '-')} {getattr(options, name):g} needs checkpoints: add --save FOLDER"
-            )
-    return tuple(inject.parse(text) for text in options.inject)
-
-
-def train(options: argparse.Namespace) -> int:
-    """`minipar train`"""
-    wrong = check_train(options)
+def export(options: argparse.Namespace) -> int:
+    """`minipar export`"""
+    check_writable(options.file)
     with on_signals(end_at_once):
-        from minipar import checkpoint, job, metrics  # noqa: F401 -- `job` will import it, later than it should
-        from minipar.console import Progress
-        from minipar.mesh import check_fits, plan
-        from minipar.model import GPTConfig
-        from minipar.train import TrainConfig
-    model = GPTConfig(
-        **{name: getattr(options, name) for name in ("layers", "hidden", "heads", "vocab", "sequence")},
-        kv_heads=options.kv_heads,
-        dropout=options.dropout,
-        tied=options.tied,
-    )
-    taken = {field.name for field in fields(TrainConfig)} & vars(options).keys()
-    config = TrainConfig(model=model, **{name: getattr(options, name) for name in taken})
-    shape = degrees(options)
-    if in_torchrun():
-        check_fits(shape, int(os.environ["WORLD_SIZE"]))
-    speaks = not in_torchrun() or os.environ["RANK"] == "0"
-    with Progress(quiet=options.json or not speaks) as progress:
-        kept = {"save": options.save, "save_every": options.save_every or 0, "resume": options.resume}
-        kept |= {"keep": options.keep, "restarts": options.restarts, "rollback": options.rollback, "inject": wrong}
-        kept |= {"trace": options.trace is not None, "log": bool(options.log or options.tensorboard)}
-        kept["network"] = asked_network(options.nodes, options.link, plan(**shape).size)
-        made = job.Job(config, plan(**shape), options.data, options.backend, **kept)
-        with metrics.Log(options.log, options.tensorboard, peak_flops=options.peak_flops or 0.0) as log:
-            outcome = job.run(made, told(progress.hear, log.hear))
-        if outcome is None:
-            return 0
-        progress.finish(outcome.report)
-    if options.report:
-        write_whole(options.report, as_json(outcome.report, indent=1))
-    write_pictures(options, config, plan(**shape), outcome)
-    if options.json:
-        print(as_json(outcome.report), end="")
+        from minipar import exchange
+    number_of_parameters = exchange.export(options.folder, options.file)
+    print(f"written: {options.file}, {number_of_parameters:,} parameters")
     return 0
-
-
-def told(*hearers: Any) -> Any:
-    """One hearer of events for several."""
-
-    def hear(event: Any) -> None:
-        for one in hearers:
-            one(event)
-
-    return hear
-
-
-def write_pictures(options: argparse.Namespace, config: Any, mesh: Any, outcome: Any) -> None:
-    """The files that `--picture` and `--trace` name."""
-    from minipar import report, show
-
-    if options.picture:
-        title = f"{config.schedule} on {mesh.shape['pp']} real ranks"
-        show.report_picture(report.compared(config, mesh, outcome.facts), title).save(options.picture)
-    if options.trace:
-        spans = [
-            [replace(span, rank=rank) for step in facts.spans for span in step]
-            for rank, facts in enumerate(outcome.facts)
-        ]
-        messages = [[message for step in facts.messages for message in step] for facts in outcome.facts]
-        start = min(span.start for row in spans for span in row)
-        groups = {axis: mesh.groups(axis) for axis in ("dp", "pp", "tp")}
-        write_whole(options.trace, show.trace_json(spans, messages, start, groups=groups))
 
 
 # minipar verify
@@ -346,6 +190,8 @@ def add_arithmetic(commands: Any) -> None:
 
 def add_links(commands: Any) -> None:
     """The options of `minipar links`."""
+    from minipar import train_command
+
     parser = commands.add_parser(
         "links",
         help="layouts of the same ranks over slow links between nodes",
@@ -357,8 +203,8 @@ def add_links(commands: Any) -> None:
     parser.add_argument("--nodes", type=number(2, high=64), default=2, help="machines to deal them to")
     parser.add_argument("--links", default="10gbit,1gbit,200mbit", help=f"between the nodes, each {FORM}")
     parser.add_argument("--layouts", help="by comma: dp4,dp2.tp2; without: all over up to two axes")
-    add_sizes(parser, layers=4, hidden=256, heads=8, vocab=1024, sequence=128)
-    add_batch(parser, global_batch=16, micro_batches=4)
+    train_command.add_sizes(parser, layers=4, hidden=256, heads=8, vocab=1024, sequence=128)
+    train_command.add_batch(parser, global_batch=16, micro_batches=4)
     parser.add_argument("--zero", type=number(0, high=3), default=0, metavar="STAGE", help="ZeRO stage: 0, 1, 2 or 3")
     parser.add_argument("--report", metavar="FILE", help="write the table as JSON")
     parser.add_argument("--json", action="store_true", help="print the table as JSON, and nothing else")

@@ -56,6 +56,7 @@ class Job:
     inject: tuple[inject.Fault, ...] = ()
     restarts: int = 0  # how often to go on from the last checkpoint when a rank is lost
     rollback: float = 0.0  # go back when the loss is so many times what it was; 0: never
+    init: str | None = None  # a file of weights to begin with
 
 
 @dataclass
@@ -178,9 +179,13 @@ def check_network(job: Job) -> None:
 
 
 def check_folders(job: Job) -> None:
-    """Raise `ValueError` if there is nothing to resume from, or nowhere to save to."""
-    from minipar import checkpoint
+    """Raise `ValueError` if there is nothing to resume from or to begin with, or nowhere to save to."""
+    from minipar import checkpoint, exchange
 
+    if job.init and job.resume:
+        raise ValueError("--init and --resume both bring weights: give one of them")
+    if job.init:
+        exchange.check(job.init, job.config.model)
     if job.resume:
         saved = checkpoint.find(job.resume)
         checkpoint.check(saved, job.config)
@@ -244,17 +249,13 @@ def _train_and_tell(mesh: Mesh, job: Job, started: float, tell: OnEvent) -> Outc
 
 def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFacts:
     """All steps on this rank, and what it saw."""
-    from minipar import checkpoint
-
     config, wire = job.config, mesh.world.wire
     prepared = corpus.prepare(job.data, vocab=config.model.vocab)
     if under_torchrun():
         check_same_text(mesh, prepared)
     batches = batches_of(job, prepared)
     engine = Engine(mesh, config)
-    if job.resume:
-        checkpoint.load(engine, checkpoint.find(job.resume))
-    begin = engine.step_number
+    begin = bring_weights(job, engine)
     rows = config.global_batch // mesh.dp.size
     first = mesh.dp.rank * rows
     wire.messages.clear()
@@ -287,6 +288,17 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
     facts.buffers = held.get("buffers", 0)
     facts.peak_bytes = memory.peak_bytes()
     return facts
+
+
+def bring_weights(job: Job, engine: Engine) -> int:
+    """The weights with which to begin, if the job names any; at which step the run is."""
+    from minipar import checkpoint, exchange
+
+    if job.resume:
+        checkpoint.load(engine, checkpoint.find(job.resume))
+    elif job.init:
+        exchange.read_into(engine, job.init)
+    return engine.step_number
 
 
 def save(job: Job, folder: str, engine: Engine, facts: report.RankFacts) -> None:

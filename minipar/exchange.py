@@ -1,0 +1,99 @@
+"""A checkpoint as one plain file of whole weights, and such a file as the beginning of a run.
+
+    minipar export run weights.safetensors
+    minipar train --init weights.safetensors --dp 4 --zero 3
+
+Idea    Checkpoints hold the pieces that ranks held. Others want whole weights by the names of the model: one rank reads
+        the pieces, puts them together and writes them down. The way back is easier still: each rank takes its pieces
+        out of the file, which is mapped and not read as a whole.
+Source  safetensors (github.com/huggingface/safetensors): the format in which weights are shared; no code in it can run.
+Read    `checkpoint.py` before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minipar import checkpoint, launch
+from minipar.checkpoint import Saved, canonical_names
+from minipar.mesh import Mesh, plan
+from minipar.model import GPT, GPTConfig
+from minipar.precision import MasterOptimizer
+from minipar.split import split_of
+from minipar.train import Engine, TrainConfig
+
+
+def export(folder: str, path: str) -> int:
+    """Write the weights of the latest checkpoint in `folder` to a file; how many parameters it has. Raises
+    `ValueError`, one line, where there is no checkpoint or no place."""
+    saved = checkpoint.find(folder)
+    checkpoint.check_whole(saved)
+    numbers: list[int] = launch.run(_export, plan(), saved, path, backend="gloo", timeout=None)
+    return numbers[0]
+
+
+def _export(mesh: Mesh, saved: Saved, path: str) -> int:
+    from safetensors.torch import save_file
+
+    engine = Engine(mesh, TrainConfig(model=GPTConfig(**saved.model), global_batch=1, micro_batches=1))
+    checkpoint.load(engine, saved)
+    weights = {name: weight.detach().clone() for name, weight in engine.parameters().items()}
+    target = Path(os.path.realpath(path))
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".minipar-")
+    os.close(handle)
+    try:
+        facts = {"format": "pt", "model": json.dumps(saved.model), "step": str(saved.step)}
+        save_file(weights, temporary, metadata=facts)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return sum(weight.numel() for weight in weights.values())
+
+
+def check(path: str, model: GPTConfig) -> None:
+    """Raise `ValueError`, naming every difference, unless the file holds the weights of this model."""
+    with torch.device("meta"):
+        ours = {name: tuple(weight.shape) for name, weight in GPT(model).named_parameters()}
+    with _opened(path) as file:
+        theirs = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 -- no mapping
+    different = [f"no {name}" for name in ours if name not in theirs]
+    different += [f"{name} is {shape}" for name, shape in theirs.items() if name in ours and ours[name] != shape]
+    different += [f"{name} is not ours" for name in theirs if name not in ours]
+    if different:
+        more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+        raise ValueError(
+            f"{path!r} holds other weights than this model's ({'; '.join(different[:3])}{more}): name a file that "
+            f"minipar export has written for {asdict(model)}"
+        )
+
+
+def read_into(engine: Engine, path: str) -> None:
+    """Begin with the weights of the file; every rank calls it."""
+    names = canonical_names(engine)
+    with _opened(path) as file:
+        for kept in engine.replicas.kept(engine.optimizer):
+            whole, split = file.get_tensor(names[id(kept.parameter)]), split_of(kept.parameter)
+            piece = split.take(whole) if split else whole
+            place = kept.values["weight"]
+            place.copy_(piece.reshape(-1)[kept.start : kept.start + place.numel()])
+    if isinstance(engine.optimizer, MasterOptimizer):
+        engine.optimizer.write_down()
+    engine.replicas.loaded()
+
+
+def _opened(path: str) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise ValueError(f"cannot read weights from {path!r} ({why}): name a file of safetensors") from None
