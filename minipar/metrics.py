@@ -112,7 +112,7 @@ def read(path: str | Path) -> list[Event]:
             line = None
         if not isinstance(line, dict) or not ("loss" in line or "event" in line):
             raise ValueError(f"{str(path)!r}, line {number}, is no step: name a file that --log has written")
-        if "loss" in line:
+        if "event" not in line:
             steps.append(line)
     if not steps:
         raise ValueError(f"{str(path)!r} has no steps: name a file that --log has written")

@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from minipar import cli, inject, metrics, report
+from minipar import cli, inject, metrics, report, show
 from minipar.inject import Fault
 
 SMALL = ("--layers", "2", "--hidden", "16", "--heads", "2", "--vocab", "300", "--sequence", "16", "--global-batch", "8")
@@ -164,3 +165,40 @@ def test_a_fault_that_cannot_come_is_refused_in_one_line(run: Run, fault: str, s
 def test_what_needs_checkpoints_says_so(run: Run, options: tuple[str, ...]) -> None:
     code, _, _, printed = run(*options)
     assert code == 2 and "add --save FOLDER" in printed and len(printed.strip().splitlines()) == 1
+
+
+# Drawn.
+
+
+def steps_of(*losses: float | None, skipped: int = -1) -> list[dict[str, Any]]:
+    return [
+        {"step": n, "loss": loss, "grad_norm": None if n == skipped else 1.0 + n, "skipped": n == skipped,
+         "step_seconds": {"min": 0.1, "median": 0.1, "max": 1.0 if n == 2 else 0.1}, "busiest_rank": 3}
+        for n, loss in enumerate(losses)
+    ]  # fmt: skip
+
+
+def test_a_run_is_drawn_and_said_in_words() -> None:
+    drawing = show.run(steps_of(5.0, 4.0, 4.5, 3.0, skipped=1))
+    assert drawing.title == "The loss goes from 5 to 3 in 4 steps; 1 step skipped"
+    assert "Skipped: 1." in drawing.description
+    assert "Slowest: step 2, 1 s, in which rank 3 was busy longest" in drawing.description
+    root = ElementTree.fromstring(drawing.svg)
+    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"loss", "gradient norm", "time of a step in s", "5", "3"} <= set(texts)
+
+
+def test_two_runs_lie_over_each_other_and_the_second_is_dashed(tmp_path: Path) -> None:
+    for name, losses in (("one", (5.0, 4.0)), ("two", (5.0, None, 3.0))):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps_of(*losses)))
+    drawing = show.run(tmp_path / "one.jsonl", str(tmp_path / "two.jsonl"))
+    assert drawing.title == "Loss of one 4 after 2 steps, of two 3 after 3 steps"
+    paths = [path for path in ElementTree.fromstring(drawing.svg).iter("{http://www.w3.org/2000/svg}path")]
+    dashed = [path for path in paths if path.get("stroke-dasharray")]
+    assert len(dashed) == 3 and "M" in (dashed[0].get("d") or "")[1:]  # a gap where the loss is no number
+
+
+def test_what_is_no_run_is_refused() -> None:
+    for nothing in ([], [1, 2], [{"loss": 3}]):
+        with pytest.raises(ValueError, match="this is no log"):
+            show.run(nothing)

@@ -13,6 +13,8 @@
     show.budget(), show.planner()              the accounts of a run, and its layouts, with sliders
     show.columns(W, x), show.rows(W, x), show.heads()        a product cut over ranks, with its numbers
 
+    show.run("run.jsonl", "other.jsonl")       a log, or two: loss, norm, time
+
 Idea    All of them return a `Drawing`: it shows itself in a notebook, `save`s itself as .svg, .png or .html, and says
         in words what there is to see. Nothing here knows whether a timeline was predicted or measured.
 Cost    No torch and no plotting library: pictures are written as text. A PNG needs resvg-py, a widget ipywidgets.
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from minipar.show.perfetto import trace_json
     from minipar.show.plans import plan_picture
     from minipar.show.rooflines import roofline
+    from minipar.show.runs import run
     from minipar.show.terminal import text
     from minipar.show.timelines import compare, timeline
     from minipar.show.widgets import explorer
@@ -55,6 +58,7 @@ __all__ = [
     "report_picture",
     "roofline",
     "rows",
+    "run",
     "text",
     "timeline",
     "trace_json",
@@ -71,6 +75,7 @@ _HOMES = {
     "perfetto": ("trace_json",),
     "plans": ("plan_picture",),
     "rooflines": ("roofline",),
+    "runs": ("run",),
     "terminal": ("text",),
     "timelines": ("compare", "timeline"),
     "widgets": ("explorer",),
