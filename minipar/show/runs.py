@@ -85,7 +85,8 @@ def _title(runs: list[list[Step]], names: list[str]) -> str:
     first = runs[0][0].get("loss")
     told = lambda loss: "nothing finite" if loss is None else units.plain(loss)
     if len(runs) == 2:
-        each = [f"{name} {told(end)} after {len(steps)} steps" for name, end, steps in zip(names, ends, runs, strict=True)]
+        three = zip(names, ends, runs, strict=True)
+        each = [f"{name} {told(end)} after {len(steps)} steps" for name, end, steps in three]
         return f"Loss of {', of '.join(each)}"
     skipped = [step["step"] for step in runs[0] if step.get("skipped")]
     more = f"; {units.count(len(skipped), 'step')} skipped" if skipped else ""
