@@ -23,6 +23,7 @@ import shutil
 import tempfile
 import warnings
 import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class Saved:
     files: dict[str, int] = field(default_factory=dict)
     updates: int = 0
     loss_scale: tuple[float, int] = (1.0, 0)
+    data: str | None = None
 
 
 def find(folder: str | Path) -> Saved:
@@ -96,7 +98,7 @@ def _read_facts(path: Path) -> Saved:
             raise ValueError(f"step {facts['step']}")
         updates, (scale, good) = facts.get("updates", facts["step"]), facts.get("loss_scale", (1.0, 0))
         files, scale = dict(facts.get("files", {})), (float(scale), int(good))
-        return Saved(path, int(facts["step"]), dict(facts["model"]), files, int(updates), scale)
+        return Saved(path, int(facts["step"]), dict(facts["model"]), files, int(updates), scale, facts.get("data"))
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise ValueError(f"checkpoint {path} is damaged ({error}): remove it to use the one before") from None
 
@@ -159,10 +161,19 @@ def check_place(folder: str | Path) -> None:
 # Saving.
 
 
-def save(engine: Engine, mesh: Mesh, folder: str | Path, *, keep: int = 2) -> None:
-    """Write a checkpoint of this step into `folder`; every rank calls it. The last `keep` ones stay."""
+def save(
+    engine: Engine,
+    mesh: Mesh,
+    folder: str | Path,
+    *,
+    keep: int = 2,
+    texts: Mapping[str, str] | None = None,
+    data: str | None = None,
+) -> None:
+    """Write a checkpoint of this step into `folder`; every rank calls it. The last `keep` ones stay. `texts` are
+    files to lie beside it, such as the tokenizer; `data` is where its text came from."""
     try:
-        _save(engine, mesh, Path(folder), keep)
+        _save(engine, mesh, Path(folder), keep, texts or {}, data)
     except (CheckpointException, OSError, RuntimeError) as error:
         raise faults.Refusal(
             f"cannot save into {folder} ({_reason(error)}): make room there, or choose another folder; the checkpoints "
@@ -170,7 +181,7 @@ def save(engine: Engine, mesh: Mesh, folder: str | Path, *, keep: int = 2) -> No
         ) from None
 
 
-def _save(engine: Engine, mesh: Mesh, folder: Path, keep: int) -> None:
+def _save(engine: Engine, mesh: Mesh, folder: Path, keep: int, texts: Mapping[str, str], data: str | None) -> None:
     partial, final = folder / f".partial-{engine.step_number:08d}", folder / f"step-{engine.step_number:08d}"
     if mesh.world.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
@@ -179,9 +190,11 @@ def _save(engine: Engine, mesh: Mesh, folder: Path, keep: int) -> None:
     mesh.world.barrier()
     write_runs(_named_runs(engine), checkpoint_id=partial, process_group=mesh.world.handle)
     if mesh.world.rank == 0:
+        for name, text in texts.items():
+            _write_durably(partial / name, text)
         files = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
         facts = {"format": FORMAT, "step": engine.step_number, "model": asdict(engine.config.model), "files": files}
-        facts |= {"updates": engine.updates, "loss_scale": [engine.scale.value, engine.scale.good]}
+        facts |= {"data": data, "updates": engine.updates, "loss_scale": [engine.scale.value, engine.scale.good]}
         _write_durably(partial / FACTS, json.dumps(facts))
         if final.exists():
             shutil.rmtree(final)
@@ -200,7 +213,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _write_durably(path: Path, text: str) -> None:
-    with open(path, "w") as file:
+    with open(path, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

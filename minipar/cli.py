@@ -45,6 +45,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_train(commands)
     add_verify(commands)
     add_bench(commands)
+    add_evaluate(commands)
+    add_generate(commands)
     add_export(commands)
     add_arithmetic(commands)
     add_links(commands)
@@ -68,6 +70,69 @@ def add_train(commands: Any) -> None:
     )
     train_command.add_arguments(parser)
     parser.set_defaults(command=train_command.command)
+
+
+# minipar evaluate, minipar generate
+
+
+def add_evaluate(commands: Any) -> None:
+    """The options of `minipar evaluate`."""
+    parser = commands.add_parser(
+        "evaluate",
+        help="the loss of a checkpoint on text that it has not seen",
+        description="The loss and the perplexity of a checkpoint on the held-out part of its text, on ranks of any "
+        "topology.",
+    )
+    parser.add_argument("folder", help="that --save has written")
+    for axis, what in (("dp", "replicas"), ("tp", "ranks that share each layer"), ("pp", "pipeline stages")):
+        parser.add_argument(f"--{axis}", type=number(1), default=1, help=f"{what} (default 1)")
+    parser.add_argument("--zero", type=number(0, high=3), default=0, metavar="STAGE", help="ZeRO stage: 0, 1, 2 or 3")
+    parser.add_argument("--rows", type=number(1, high=10**6), default=16, help="read at once (default 16)")
+    parser.add_argument("--data", help="the text with which it was trained, if that has moved")
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON, and nothing else")
+    parser.set_defaults(command=evaluate)
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """`minipar evaluate`"""
+    with on_signals(end_at_once):
+        from minipar import evaluate
+        from minipar.mesh import plan
+    mesh = plan(dp=options.dp, tp=options.tp, pp=options.pp)
+    found = evaluate.evaluate(options.folder, mesh, data=options.data, rows=options.rows, zero=options.zero)
+    if options.json:
+        print(as_json(found), end="")
+    else:
+        print(
+            f"step {found['step']}: loss {found['loss']:.4f}, perplexity {found['perplexity']:.1f}, over "
+            f"{found['tokens']:,} held-out tokens"
+        )
+    return 0
+
+
+def add_generate(commands: Any) -> None:
+    """The options of `minipar generate`."""
+    parser = commands.add_parser(
+        "generate",
+        help="a sample of what a checkpoint writes",
+        description="Let a checkpoint go on from a prompt, token by token.",
+    )
+    parser.add_argument("folder", help="that --save has written")
+    parser.add_argument("--prompt", default="", help="where it begins")
+    parser.add_argument("--tokens", type=number(1, high=100_000), default=100, help="to write (default 100)")
+    parser.add_argument("--temperature", type=number(0, float, 100), default=0.8, help="0: the likeliest (default 0.8)")
+    parser.add_argument("--top-k", type=number(0), default=40, help="among so many; 0: all (default 40)")
+    parser.add_argument("--seed", type=number(0, high=2**63 - 1), default=0, help="of the draws (default 0)")
+    parser.set_defaults(command=generate)
+
+
+def generate(options: argparse.Namespace) -> int:
+    """`minipar generate`"""
+    with on_signals(end_at_once):
+        from minipar import evaluate
+    names = ("tokens", "temperature", "top_k", "seed")
+    print(evaluate.generate(options.folder, options.prompt, **{name: getattr(options, name) for name in names}))
+    return 0
 
 
 # minipar export

@@ -280,7 +280,7 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
         if job.rollback and report.has_jumped(facts.losses, job.rollback):
             say({"event": "rollback", **go_back(job, engine, facts, step)})
         elif job.save and (step + 1 == config.steps or (job.save_every and (step + 1) % job.save_every == 0)):
-            save(job, job.save, engine, facts)
+            save(job, job.save, engine, facts, prepared)
         wire.messages.clear()
     wire.line = None
     held = engine.replicas.held_bytes()
@@ -301,11 +301,13 @@ def bring_weights(job: Job, engine: Engine) -> int:
     return engine.step_number
 
 
-def save(job: Job, folder: str, engine: Engine, facts: report.RankFacts) -> None:
-    """Write a checkpoint."""
+def save(job: Job, folder: str, engine: Engine, facts: report.RankFacts, prepared: corpus.Corpus) -> None:
+    """Write a checkpoint, with what is needed to read the text with which it was trained."""
     from minipar import checkpoint
 
-    checkpoint.save(engine, engine.mesh, folder, keep=job.keep)
+    data = None if job.data is None else os.path.abspath(job.data)
+    texts = {"tokenizer.json": prepared.tokenizer.json}
+    checkpoint.save(engine, engine.mesh, folder, keep=job.keep, texts=texts, data=data)
     facts.saves += 1
     inject.after_save(job.inject, folder, engine.mesh.rank, facts.saves)
 

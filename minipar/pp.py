@@ -120,6 +120,29 @@ class Pipeline:
             pending.wait()
         return self.loss
 
+    def look(self, micro_batches: Sequence[MicroBatch], shape: Sequence[int]) -> Tensor:
+        """Forward only, one micro-batch after another: the sum of losses (zero unless the last stage is here). Nothing
+        is kept and nothing learned."""
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        order, leaving = self.schedule, list[Pending]()
+        for number, rows in enumerate(micro_batches):
+            handed = rows.tokens  # from stage to stage of this rank
+            for stage, module in sorted(self.stages.items()):
+                x = handed
+                if stage > 0 and (source := order.rank_of(stage - 1)) != self.group.rank:
+                    x = torch.empty(tuple(shape), dtype=self.dtype, device=self.device)
+                    self.group.recv(x, source, tag=f"pp.look {number}")
+                module.draw.samples = rows.samples
+                if module.head is not None:
+                    loss += module(x, rows.targets)
+                    continue
+                handed, to = module(x), order.rank_of(stage + 1)
+                if to != self.group.rank:
+                    leaving.append(self.group.send(handed, to, tag=f"pp.look {number}", async_op=True))
+        for pending in leaving:
+            pending.wait()
+        return loss
+
     def _horizon(self, index: int) -> int:
         """Receives are posted one action ahead: up to the second computation from here."""
         computes = 0

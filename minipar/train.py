@@ -237,6 +237,25 @@ class Engine:
         self.step_number += 1
         return StepResult(measuring.wait()[0].item() / learned, norm(), skipped, scale)
 
+    def evaluate(self, batch: Any) -> tuple[float, float]:
+        """The sum of losses of this replica's rows and all others', and how many tokens they are; nothing is learned.
+
+        All ranks call it, each with the rows of its replica.
+        """
+        for part in self.stages.values():
+            part.eval()
+        with torch.no_grad():
+            loss = self.pipeline.look(self._cut(batch), self._activation_shape(batch))
+        for part in self.stages.values():
+            part.train()
+        mesh = self.mesh
+        last, first = mesh.pp.rank == mesh.pp.size - 1, mesh.pp.rank == 0
+        tokens = (batch.targets != IGNORED).sum().double()
+        speaks = mesh.tp.rank == 0
+        totals = torch.stack([loss * (speaks and last), tokens * (speaks and first)])
+        losses, learned = mesh.world.all_reduce(totals, tag="train.evaluate").tolist()
+        return losses, learned
+
     def _update(self, factor: float) -> None:
         """Take the step, with gradients that are multiplied by `factor`: in 32 bits, where they have 16."""
         if isinstance(self.optimizer, MasterOptimizer):
