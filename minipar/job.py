@@ -104,25 +104,34 @@ def again_under_torchrun(job: Job) -> Job:
 
 def run_again(job: Job, started: float, on_event: OnEvent) -> Outcome | None:
     """Run on fresh ranks, and again from the last whole checkpoint when a rank is lost, as often as is allowed."""
+    reached = 0
+
+    def hear(event: dict[str, Any]) -> None:
+        nonlocal reached
+        reached = event["step"] + 1 if event["event"] == "step" else reached
+        on_event(event)
+
     for left in range(job.restarts, -1, -1):
         try:
-            return run_once(job, started, on_event)
+            return run_once(job, started, hear)
         except faults.RankError as error:
             if not left or all(failure.kind == "raised" for failure in error.failures):
                 raise  # what was raised will be raised again
-            job = next_attempt(job, error, on_event)
+            job = next_attempt(job, error, reached, on_event)
     raise AssertionError
 
 
-def next_attempt(job: Job, error: faults.RankError, on_event: OnEvent) -> Job:
-    """The job from where it can go on; what was made to go wrong once does not go wrong again."""
+def next_attempt(job: Job, error: faults.RankError, reached: int, on_event: OnEvent) -> Job:
+    """The job from where it can go on; what was made to go wrong once, up to the step that it had `reached`, does not
+    go wrong again."""
     from minipar import checkpoint
 
     assert job.save is not None
     saved, damaged = checkpoint.find_whole(job.save)
     reason = str(error).splitlines()[0]
     on_event({"event": "restart", "reason": reason, "step": saved.step if saved else 0, "damaged": damaged})
-    return replace(job, resume=str(saved.path) if saved else None, inject=())
+    ahead = tuple(fault for fault in job.inject if fault.step > reached)
+    return replace(job, resume=str(saved.path) if saved else None, inject=ahead)
 
 
 def run_once(job: Job, started: float, on_event: OnEvent) -> Outcome | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import psutil
 import pytest
 
 from minipar import cli, inject, metrics, report, show
@@ -106,6 +108,25 @@ def test_a_log_has_rate_scale_memory_bytes_and_mfu(run: Run) -> None:
     assert lines[-1]["bytes"] == counted
     rate = lines[-1]["tokens_per_second"]
     assert lines[-1]["mfu"] == pytest.approx(made["flops_per_step"] * rate / made["tokens_per_step"] / 2 / 10e9)
+
+
+@pytest.mark.slow
+def test_after_many_steps_and_two_killed_ranks_all_is_as_if_nothing_had_been(run: Run) -> None:
+    """Replicas, stages and slices; memory and open files at the end as after the first steps."""
+    shape = ("--dp", "2", "--tp", "2", "--pp", "2", "--zero", "1", "--steps", "150")
+    before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    _, whole, calm, _ = run(*shape)
+    wrong = ("--inject", "kill@47:rank6", "--inject", "kill@111:rank1")
+    code, made, lines, _ = run(*shape, "--save", "kept", "--save-every", "20", "--restarts", "2", *wrong)
+    assert code == 0 and [line["step"] for line in lines if line.get("event") == "restart"] == [40, 100]
+    assert made["losses"] == whole["losses"][100:] and made["grad_norms"] == whole["grad_norms"][100:]
+    memory = [line["memory_bytes"] for line in calm]
+    assert memory[-1] < 1.02 * memory[30]
+    assert not psutil.Process().children(recursive=True) or all(
+        "forkserver" in " ".join(child.cmdline()) or "resource_tracker" in " ".join(child.cmdline())
+        for child in psutil.Process().children(recursive=True)
+    )
+    assert not os.path.isdir("/dev/shm") or set(os.listdir("/dev/shm")) == before
 
 
 # Reading a log.
