@@ -1,4 +1,4 @@
-"""The command line: `minipar train`, `minipar verify`, `minipar bench`, `minipar doctor`.
+"""The command line: `minipar train`, `minipar schedule`, `minipar plan` and the others.
 
 Every command has `--help`. What cannot run is refused in one line that says what to change, with exit code 2; a run
 that fails exits with 1, one that is interrupted with 130. Under torchrun the first rank of each machine speaks.
