@@ -129,7 +129,10 @@ def link(text: str) -> Link:
     if name in LINKS:
         return LINKS[name]
     try:
-        return Link(text.strip(), quantities.rate(text), NETWORK)
+        found = Link(text.strip(), quantities.rate(text), NETWORK)
+        if found.bandwidth >= 1e6:
+            return found
+        raise ValueError
     except ValueError:
         raise ValueError(
             f"link {text!r} is no name and no rate: choose from {', '.join(LINKS)}, or write 400Gb/s"

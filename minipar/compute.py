@@ -92,7 +92,9 @@ def run_seconds(
     """
     positive(flops=flops, cluster_flops=cluster_flops, mfu=mfu, goodput=goodput)
     if mfu > 1 or goodput > 1 or not 0 <= waiting < 1:
-        raise ValueError(f"mfu={mfu}, goodput={goodput} and waiting={waiting} are shares: choose from 0 to 1")
+        raise ValueError(
+            f"mfu={mfu}, goodput={goodput} and waiting={waiting} are shares: choose from 0 to 1, and waiting below 1"
+        )
     return flops / cluster_flops / mfu / (1 - waiting) / goodput
 
 

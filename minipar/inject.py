@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from minipar.train import Engine
 
-FORM = "nan@5:rank3, spike@8, kill@10:rank2, slow@4:rank1 or corrupt-checkpoint"
+FORM = "nan@5:rank3, spike@8, kill@10:rank2, slow@4:rank1 (steps from 0) or corrupt-checkpoint"
 WILD = 100.0  # times the learning rate, in a step that spikes
 SLEEP = 1.0  # seconds, of a rank that is slow
 

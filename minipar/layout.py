@@ -126,7 +126,8 @@ def rank_parameters(job: Job, layout: Layout) -> float:
     """Parameters of the fullest rank, before ZeRO: its blocks, and the words where they are used."""
     model = job.model
     words = model.vocab * model.hidden * (2 if layout.pp == 1 and not model.tied else 1)
-    return (layers_of(job, layout) * model.block_parameters + words + model.positions * model.hidden) / layout.tp
+    rest = model.positions * model.hidden + model.hidden * (1 if model.rms else 2) + model.more
+    return (layers_of(job, layout) * model.block_parameters + words + rest) / layout.tp
 
 
 def flying(layout: Layout, m: int, stage: int) -> float:
@@ -250,6 +251,22 @@ def hops(schedule: str, p: int, m: int, v: int = 1) -> float:
             return 2 * (p * v - 1) if v > 1 else hops("1f1b", p, m)
         case _:
             return 2 * (p - 1)
+
+
+def replica_messages(job: Job, layout: Layout) -> list[tuple[str, float, int]]:
+    """Data parallel's messages of a step: operation, payload of all blocks together, how often."""
+    size, dp, m = rank_parameters(job, layout) * PER_VALUE, layout.dp, micro_batches(job, layout)
+    if dp == 1:
+        return []
+    match layout.zero:
+        case 0:
+            return [("all_reduce", size, 1)]
+        case 1:
+            return [("reduce_scatter", size, 1), ("all_gather", size / dp, 1)]
+        case 2:
+            return [("reduce_scatter", size, m), ("all_gather", size / dp, 1)]
+        case _:
+            return [("reduce_scatter", size, m), ("all_gather", size / dp, 2 * m)]
 
 
 def _replica_seconds(job: Job, cluster: Cluster, layout: Layout, m: int, f: float, backward: float) -> float:

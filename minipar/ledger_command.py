@@ -24,7 +24,7 @@ from minipar.arguments import number
 from minipar.collectives import collective_seconds, ring_bytes
 from minipar.compute import RECOMPUTE
 from minipar.files import as_json
-from minipar.layout import PER_VALUE, Cluster, Job, Layout, layers_of, memory_bytes, micro_batches, rank_parameters
+from minipar.layout import PER_VALUE, Cluster, Job, Layout, layers_of, memory_bytes, micro_batches, replica_messages
 from minipar.ledger import model_state_bytes
 from minipar.planner import SCHEDULES
 from minipar.show import terminal, units
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what real life takes off")
     group.add_argument("--cluster-flops", type=sizes.reads(quantities.speed), help="the peak of all GPUs: 1e18")
     group.add_argument("--mfu", type=share, default=0.4, help="share of the peak that steps reach (default 0.4)")
-    group.add_argument("--waiting", type=share, default=0.02, help="share of time for data loading (default 0.02)")
+    group.add_argument("--waiting", type=part, default=0.02, help="share of time for data loading (default 0.02)")
     seconds = sizes.reads(quantities.duration, 1e9)
     group.add_argument("--save", type=seconds, default=60.0, metavar="TIME", help="of a checkpoint (default 60s)")
     group.add_argument("--restart", type=seconds, default=600.0, metavar="TIME", help="after a failure (default 10min)")
@@ -71,6 +71,16 @@ def share(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is no share: write 0.4 or 40%") from None
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is no share: choose above 0 and up to 1, or 100%")
+    return value
+
+
+def part(text: str) -> float:
+    """An argparse type: a share from 0 to below 1."""
+    if text.strip().rstrip(" %") in ("0", "0.0"):
+        return 0.0
+    value = share(text)
+    if value == 1:
+        raise argparse.ArgumentTypeError(f"{text} leaves no time for steps: choose below 1")
     return value
 
 
@@ -123,6 +133,11 @@ def understood(options: argparse.Namespace) -> Asked:
     model = sizes.model_of(options, options.sequence)
     gpu = catalogue.gpu(options.gpu)
     degrees = [getattr(options, name) or 1 for name in ("dp", "tp", "pp")]
+    if options.gpus and options.cluster_flops and abs(options.cluster_flops / options.gpus / gpu.peak_flops - 1) > 0.05:
+        raise ValueError(
+            f"{options.gpus:,} {gpu.name.upper()} have {options.gpus * gpu.peak_flops:.3g} FLOP/s and not "
+            f"{options.cluster_flops:.3g}: leave out --gpus or --cluster-flops"
+        )
     if options.gpus is None:
         least = degrees[0] * degrees[1] * degrees[2]
         options.gpus = max(least, round(options.cluster_flops / gpu.peak_flops)) if options.cluster_flops else least
@@ -205,14 +220,16 @@ def memory_account(asked: Asked, options: argparse.Namespace) -> Account:
             f"on each GPU: {units.size(state.weights)} + {units.size(state.gradients)} + {units.size(state.optimizer)}"
         )
         account.add(name, state.total, units.size(state.total), why, f"zero{zero}_bytes")
-    held = memory_bytes(asked.job, layout)
+    own = asked.parameters / asked.model.parameters  # as asked, where the usual shape has a few more or less
+    states = ("weights", "gradients", "optimizer")
+    held = {name: size * (own if name in states else 1) for name, size in memory_bytes(asked.job, layout).items()}
     total = sum(held.values())
     for name in ("activations", "buffers"):
         why = "in flight on the fullest stage, and logits" if name == "activations" else "of gathered or sent pieces"
         account.add(name, held[name], units.size(held[name]), why, f"{name}_bytes")
     most = max(held, key=lambda key: held[key])
     fits = "fits" if total <= limit else f"{units.size(total - limit)} over, most of it {most}"
-    account.add("this layout", total, units.size(total), f"of {units.size(limit)}: {fits}", "layout_bytes")
+    account.add("fullest GPU", total, units.size(total), f"of {units.size(limit)}: {fits}", "layout_bytes")
     account.facts["fits"] = total <= limit
     return account
 
@@ -222,9 +239,9 @@ def communication_account(asked: Asked, options: argparse.Namespace) -> Account:
     account, job, layout, cluster = Account("communication"), asked.job, asked.layout, asked.cluster
     m, size = micro_batches(job, layout), layout.micro_batch * job.sequence * job.model.hidden * PER_VALUE
     times = layers_of(job, layout) * m * (6 if layout.recompute == "full" else 4)
-    gradient = rank_parameters(job, layout) * PER_VALUE
+    outer = cluster.link(layout.dp, layout.tp * layout.pp)
     rows = [
-        ("dp", "all_reduce", gradient, 1, layout.dp, cluster.link(layout.dp, layout.tp * layout.pp)),
+        *(("dp", op, payload, calls, layout.dp, outer) for op, payload, calls in replica_messages(job, layout)),
         ("tp", "all_reduce", size, times, layout.tp, cluster.link(layout.tp, 1)),
         ("pp", "send", size / layout.tp, 2 * m * layout.chunks, layout.pp, cluster.link(layout.pp, layout.tp)),
     ]
@@ -233,8 +250,9 @@ def communication_account(asked: Asked, options: argparse.Namespace) -> Account:
             continue
         sent, took = calls * ring_bytes(op, payload, ranks), calls * collective_seconds(op, payload, ranks, link)
         why = f"{calls:,} x {op} of {units.size(payload)}; {reasons.duration(took)} on {link.name}"
-        account.add(f"{group}, a step", sent, units.size(sent), why, f"{group}_bytes")
-        account.facts |= {f"{group}_payload_bytes": calls * payload, f"{group}_seconds": took}
+        account.lines.append((f"{group}, a step", units.size(sent), why))
+        for name, value in (("bytes", sent), ("payload_bytes", calls * payload), ("seconds", took)):
+            account.facts[f"{group}_{name}"] = account.facts.get(f"{group}_{name}", 0.0) + value
     if not account.lines:
         account.lines.append(("none", "", "one GPU: nobody to talk to"))
     return account

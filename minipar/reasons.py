@@ -19,6 +19,7 @@ from minipar.layout import (
     micro_batches,
     model_tflops,
     rank_parameters,
+    replica_messages,
 )
 from minipar.planner import Plan, compare
 from minipar.show import units
@@ -102,10 +103,11 @@ def _data(plan: Plan, best: Estimate) -> str:
     job, layout, cluster = plan.job, best.layout, plan.cluster
     if layout.dp == 1:
         return ""
-    size = rank_parameters(job, layout) * PER_VALUE
-    sent = ring_bytes("all_reduce", size, layout.dp)
+    sent = sum(calls * ring_bytes(op, size, layout.dp) for op, size, calls in replica_messages(job, layout))
     inside = layout.dp * layout.tp * layout.pp <= cluster.per_node
-    often = "once a step" if layout.zero < 2 else "for each micro-batch" + ", and weights" * (layout.zero == 3)
+    what = "gradients" if not layout.zero else "gradients and weights"
+    often = "once" if layout.zero < 2 else f"for {units.count(micro_batches(job, layout), 'micro-batch')}"
+    often = often if often.endswith(("once", " 1 micro-batch")) else often + "es"
     link = cluster.link(layout.dp, layout.tp * layout.pp)
     hidden = (
         "hidden behind the backward"
@@ -114,7 +116,7 @@ def _data(plan: Plan, best: Estimate) -> str:
     )
     return (
         f"dp={layout.dp} answers 'too slow': {layout.dp} replicas, {job.global_batch // layout.dp:,} rows each. Price: "
-        f"{units.size(sent)} of gradients from each GPU {often}, the messages that can best wait, so they go "
+        f"{units.size(sent)} of {what} a step from each GPU, {often}; messages that can best wait, so they go "
         f"{_where(link, inside)}: {hidden}"
     )
 
@@ -171,6 +173,9 @@ def why_not(plan: Plan, other: Plan, wanted: str) -> list[str]:
     found = other.best
     if found.layout == plan.best.layout:
         return [f"{wanted}: that is the winner"]
+    if found.step_seconds < plan.best.step_seconds:
+        faster = 1 - found.step_seconds / plan.best.step_seconds
+        return [f"{wanted} would be faster by {faster:.1%} ({found.layout}), but --with leaves it out"]
     lines = [
         f"{wanted}: the best is {found.layout}",
         f"it takes {duration(found.step_seconds)}, {found.step_seconds / plan.best.step_seconds - 1:+.1%} against the "

@@ -342,3 +342,5 @@ def _show_memory(report: dict[str, Any], console: Console) -> None:
     for cells, ranks in alike.items():
         table.add_row(",".join(map(str, ranks)), *cells)
     console.print(table)
+    if report["config"]["model"]["dropout"]:
+        console.print("Predicted activations are those without dropout: its masks and attention's scores come on top.")

@@ -127,6 +127,10 @@ def add_job(parser: argparse.ArgumentParser, *, sequence: int, global_batch: int
 def job_of(options: argparse.Namespace) -> Job:
     """The training that the options name."""
     model = model_of(options, options.sequence)
+    if 0 < model.positions < options.sequence:
+        raise ValueError(
+            f"{model.name} has learned {model.positions:,} positions: choose --sequence {model.positions} or less"
+        )
     return Job(model, options.sequence, options.global_batch, flash=options.attention == "flash")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from minipar import cli
+from minipar.catalogue import MODELS
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -83,6 +84,27 @@ def test_accounts_of_a_layout(run: Run) -> None:
 def test_repetition_is_worth_less_than_fresh_text(run: Run) -> None:
     facts = json.loads(run("ledger", "--params", "7B", "--tokens", "1T", "--unique", "250B", "--json")[1])
     assert facts["data"]["epochs"] == 4 and 0.9e12 < facts["data"]["tokens_worth"] < 0.95e12
+
+
+@pytest.mark.parametrize(("zero", "halves"), [(0, 2), (1, 2), (2, 16 + 1), (3, 16 + 32)])
+def test_what_replicas_send_depends_on_the_stage_of_zero(run: Run, zero: int, halves: int) -> None:
+    """In halves of an all_reduce: gradients for each of 16 micro-batches from stage 2, weights twice for each in 3."""
+    facts = json.loads(
+        run("ledger", "--model", "gpt2-xl", "--dp", "4", "--zero", str(zero), "--sequence", "1024", "--global-batch",
+            "64", "--json")[1]
+    )  # fmt: skip
+    weights = 2 * MODELS["gpt2-xl"].parameters
+    assert facts["communication"]["dp_bytes"] == pytest.approx(halves * 3 / 4 * weights)
+
+
+def test_the_memory_of_what_was_asked_adds_up(run: Run) -> None:
+    memory = json.loads(run("ledger", "--params", "7B", "--dp", "1", "--json")[1])["memory"]
+    assert memory["layout_bytes"] == pytest.approx(16 * 7e9 + memory["activations_bytes"] + memory["buffers_bytes"])
+
+
+def test_what_with_has_left_out_is_not_called_slower(run: Run) -> None:
+    _, out, _ = run("plan", "--params", "70B", "--gpus", "64", "--with", "pp=4", "--why", "pp=1")
+    assert "pp=1 would be faster by" in " ".join(out.split()) and "--with leaves it out" in " ".join(out.split())
 
 
 # The plan.
@@ -169,6 +191,10 @@ REFUSED = [
     (f"{LEDGER} --cluster-flops fast", "is no speed"),
     (f"{LEDGER} --tokens 0", "above 0"),
     (f"{LEDGER} --save soon", "is no time"),
+    (f"{LEDGER} --waiting 100%", "leaves no time for steps"),
+    (f"{LEDGER} --cluster-flops 1e18 --gpus 8", "leave out --gpus or --cluster-flops"),
+    (f"{PLAN} --params 7B --outside 5", "no name and no rate"),
+    (f"{PLAN} --model gpt2 --sequence 4096", "choose --sequence 1024 or less"),
 ]
 
 
