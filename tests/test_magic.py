@@ -31,7 +31,9 @@ def plain(text: str) -> str:
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InteractiveShell]:
     config = Config()
     config.HistoryManager.enabled = False
-    shell = InteractiveShell.instance(config=config, ipython_dir=str(tmp_path_factory.mktemp("ipython")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("VIRTUAL_ENV", raising=False)  # IPython warns of one that is active and is not this
+        shell = InteractiveShell.instance(config=config, ipython_dir=str(tmp_path_factory.mktemp("ipython")))
     shell.run_line_magic("load_ext", "minipar")
     yield shell
     shell.run_line_magic("ranks", "stop")
