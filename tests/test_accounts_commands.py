@@ -10,24 +10,14 @@ from typing import Any
 
 import pytest
 
-from minipar import cli
 from minipar.catalogue import MODELS
 
 Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command line in this process: its exit code, and what it printed."""
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            cli.main(arguments)
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return run
 
 
 QUESTION = ("ledger", "--params", "7e9", "--tokens", "1e12", "--cluster-flops", "1e18")

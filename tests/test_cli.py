@@ -39,19 +39,6 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run a command line in this process: its exit code, and what it printed."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            cli.main(arguments)
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return run
-
-
 def environment(**changes: str) -> dict[str, str]:
     """That of the tests, without what would change colours and widths."""
     unwanted = ("COLUMNS", "FORCE_COLOR", "NO_COLOR")

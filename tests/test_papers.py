@@ -68,17 +68,15 @@ def gpt3_days(row: Row) -> float:
     return ledger.days(i["P"], i["T"], i["n"], i["X"] / 1e12)
 
 
+def flops_of_a_step(row: Row, recompute: str) -> float:
+    i = inputs(row)
+    sizes = {"layers": i["layers"], "hidden": i["hidden"], "vocab": i["vocab"], "sequence": i["seq"]}
+    return ledger.step_flops(**sizes, global_batch=i["batch"], recompute=recompute)
+
+
 def megatron_days(row: Row) -> float:
     """Equation 3's FLOPs of a step, at what each GPU achieves."""
-    i = inputs(row)
-    flops = ledger.step_flops(
-        layers=i["layers"],
-        hidden=i["hidden"],
-        vocab=i["vocab"],
-        sequence=i["seq"],
-        global_batch=i["batch"],
-        recompute="full",
-    )
+    i, flops = inputs(row), flops_of_a_step(row, "full")
     seconds = ledger.run_seconds(flops, i["GPUs"] * i["TFLOPs"] * 1e12)
     rate = ledger.tokens_per_second(global_batch=i["batch"], sequence=i["seq"], step_seconds=seconds)
     return ledger.token_days(TOKENS, rate)
@@ -86,15 +84,7 @@ def megatron_days(row: Row) -> float:
 
 def korthikanti(recompute: str) -> Callable[[Row], float]:
     def use(row: Row) -> float:
-        i = inputs(row)
-        flops = ledger.step_flops(
-            layers=i["layers"],
-            hidden=i["hidden"],
-            vocab=i["vocab"],
-            sequence=i["seq"],
-            global_batch=i["batch"],
-            recompute=recompute,
-        )
+        i, flops = inputs(row), flops_of_a_step(row, recompute)
         return 100 * ledger.mfu(flops=flops, seconds=i["iter_present"], gpus=i["GPUs"], peak_flops=A100)
 
     return use
