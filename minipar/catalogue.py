@@ -23,7 +23,8 @@ from minipar.architecture import Architecture
 
 @dataclass(frozen=True)
 class Link:
-    """What joins two GPUs: `bandwidth` in bytes a second, per GPU and direction; `latency` in seconds."""
+    """What joins two GPUs: `bandwidth` in bytes a second, per GPU and direction; `latency` in seconds. (`link.Link` is
+    another: a slow one, for real messages on one machine.)"""
 
     name: str
     bandwidth: float
