@@ -10,7 +10,8 @@ Idea    Each rank saves the runs of elements that it keeps, under names that say
             needed by dp 4, ZeRO 3               runs -> pieces -> whole -> this rank's quarter
 
 Cost    Weights and optimizer states once over all ranks, 12 bytes a parameter in fp32. Written beside the last good
-        checkpoint and renamed when complete, so that a save that is killed leaves nothing that could be loaded.
+        checkpoint and renamed when complete, so that a save that is killed leaves nothing that could be loaded. The
+        run stands still meanwhile, or (`aside`) only while its state is copied.
 Source  Storage is torch.distributed.checkpoint's: each rank writes a file, replicas are written once.
 Read    `zero.py` and `split.py` before: which runs and pieces there are.
 """
@@ -23,7 +24,9 @@ import shutil
 import tempfile
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_runs
 from torch.distributed.checkpoint.state_dict_saver import save as write_runs
 
 from minipar import faults
+from minipar.comm import twin
 from minipar.mesh import Mesh
 from minipar.precision import MasterOptimizer, plain
 from minipar.split import split_of
@@ -161,47 +165,82 @@ def check_place(folder: str | Path) -> None:
 # Saving.
 
 
-def save(
-    engine: Engine,
-    mesh: Mesh,
-    folder: str | Path,
-    *,
-    keep: int = 2,
-    texts: Mapping[str, str] | None = None,
-    data: str | None = None,
-) -> None:
-    """Write a checkpoint of this step into `folder`; every rank calls it. The last `keep` ones stay. `texts` are
-    files to lie beside it, such as the tokenizer; `data` is where its text came from."""
-    try:
-        _save(engine, mesh, Path(folder), keep, texts or {}, data)
-    except (CheckpointException, OSError, RuntimeError) as error:
-        raise faults.Refusal(
-            f"cannot save into {folder} ({_reason(error)}): make room there, or choose another folder; the checkpoints "
-            "before are whole"
-        ) from None
+class Saver:
+    """Writes a run's checkpoints into `folder`, where the last `keep` stay; every rank has one.
 
+    `texts` are files to lie beside the weights, such as the tokenizer; `data` is where the text came from. `aside`:
+    `save` only copies what is to be written (12 bytes a parameter, over all ranks), and a thread writes it while the
+    run goes on; it has messages of its own, in a group of its own, which the copy of the run's does not see.
+    """
 
-def _save(engine: Engine, mesh: Mesh, folder: Path, keep: int, texts: Mapping[str, str], data: str | None) -> None:
-    partial, final = folder / f".partial-{engine.step_number:08d}", folder / f"step-{engine.step_number:08d}"
-    if mesh.world.rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(".partial-*"):  # of a save that was killed
-            shutil.rmtree(left)
-    mesh.world.barrier()
-    write_runs(_named_runs(engine), checkpoint_id=partial, process_group=mesh.world.handle)
-    if mesh.world.rank == 0:
-        for name, text in texts.items():
-            _write_durably(partial / name, text)
-        files = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
-        facts = {"format": FORMAT, "step": engine.step_number, "model": asdict(engine.config.model), "files": files}
-        facts |= {"data": data, "updates": engine.updates, "loss_scale": [engine.scale.value, engine.scale.good]}
-        _write_durably(partial / FACTS, json.dumps(facts))
-        if final.exists():
-            shutil.rmtree(final)
-        os.rename(partial, final)
-        for old in sorted(folder.glob("step-*"))[:-keep]:
-            shutil.rmtree(old)
-    mesh.world.barrier()
+    def __init__(
+        self,
+        mesh: Mesh,
+        folder: str | Path,
+        *,
+        keep: int = 2,
+        texts: Mapping[str, str] | None = None,
+        data: str | None = None,
+        aside: bool = False,
+    ) -> None:
+        self.folder, self._world, self._keep, self._texts = Path(folder), mesh.world, keep, texts or {}
+        self._data = data
+        self._thread = ThreadPoolExecutor(1, "save") if aside else None
+        self._group = twin(mesh.world) if aside else mesh.world
+        self._under_way: Future[None] | None = None
+
+    def save(self, engine: Engine) -> None:
+        """Write a checkpoint of this step, or begin to; every rank calls it."""
+        self.finish()
+        facts = {"format": FORMAT, "step": engine.step_number, "model": asdict(engine.config.model)}
+        facts |= {"data": self._data, "updates": engine.updates}
+        facts |= {"loss_scale": [engine.scale.value, engine.scale.good]}
+        runs = _named_runs(engine)
+        if self._thread is None:
+            with self._told():
+                self._write(runs, facts)
+        else:
+            copies = {name: run.detach().to("cpu", copy=True) for name, run in runs.items()}
+            self._under_way = self._thread.submit(self._write, copies, facts)
+
+    def finish(self) -> None:
+        """Wait for the save that is under way. Raises `Refusal`, one line, if it has failed."""
+        if self._under_way is not None:
+            with self._told():
+                self._under_way.result()
+            self._under_way = None
+
+    def _write(self, runs: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Every rank's runs, then what makes them a checkpoint. The folder gets its name when nothing is missing."""
+        group, step = self._group, facts["step"]
+        partial, final = self.folder / f".partial-{step:08d}", self.folder / f"step-{step:08d}"
+        if group.rank == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for left in self.folder.glob(".partial-*"):  # of a save that was killed
+                shutil.rmtree(left)
+        group.barrier()
+        write_runs(runs, checkpoint_id=partial, process_group=group.handle)
+        if group.rank == 0:
+            for name, text in self._texts.items():
+                _write_durably(partial / name, text)
+            files = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
+            _write_durably(partial / FACTS, json.dumps({**facts, "files": files}))
+            if final.exists():
+                shutil.rmtree(final)
+            os.rename(partial, final)
+            for old in sorted(self.folder.glob("step-*"))[: -self._keep]:
+                shutil.rmtree(old)
+        group.barrier()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (CheckpointException, OSError, RuntimeError) as error:
+            raise faults.Refusal(
+                f"cannot save into {self.folder} ({_reason(error)}): make room there, or choose another folder; the "
+                "checkpoints before are whole"
+            ) from None
 
 
 def _reason(error: BaseException) -> str:
@@ -225,9 +264,9 @@ def canonical_names(engine: Engine) -> dict[int, str]:
     return {id(p): "embedding.word.weight" if id(p) in tied else name for name, p in engine.parameters().items()}
 
 
-def _named_runs(engine: Engine) -> dict[str, Any]:
-    """All runs that this rank keeps, by their names in the checkpoint, and the number of optimizer steps."""
-    names, runs = canonical_names(engine), dict[str, Any]()
+def _named_runs(engine: Engine) -> dict[str, Tensor]:
+    """All runs that this rank keeps, by their names in the checkpoint."""
+    names, runs = canonical_names(engine), dict[str, Tensor]()
     for kept in engine.replicas.kept(engine.optimizer):
         split = split_of(kept.parameter)
         piece = f"tp {split.rank}/{split.size}" if split else "whole"

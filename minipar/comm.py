@@ -30,8 +30,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from minipar import link, shared
-from minipar.message import HALF, combined, header_of, sized
+from minipar import elastic, link, shared
+from minipar.message import HALF, check_rows, combined, header_of, sized
 from minipar.message import Message as Message
 from minipar.message import Pending as Pending
 from minipar.message import Wire as Wire
@@ -124,7 +124,7 @@ class Group:
 
         `into` is a buffer for the result; this rank's shard may already lie in its place there.
         """
-        self._rows(tensor, "all_gather")
+        check_rows(tensor, "all_gather", 1)
         out = self._buffer(tensor, (self.size * tensor.shape[0], *tensor.shape[1:]), into)
         mine = out.chunk(self.size)[self.rank] if self.size > 1 else out
         if mine.data_ptr() != tensor.data_ptr():
@@ -147,7 +147,7 @@ class Group:
 
         `into` is a buffer for the result; it may be this rank's own share of `tensor`.
         """
-        self._rows(tensor, "reduce_scatter", divide=True)
+        check_rows(tensor, "reduce_scatter", self.size)
         out = self._buffer(tensor, (tensor.shape[0] // self.size, *tensor.shape[1:]), into)
         if self.size == 1:
             return self._done(out if out.data_ptr() == tensor.data_ptr() else out.copy_(tensor), async_op)
@@ -176,7 +176,7 @@ class Group:
 
     def all_to_all(self, tensor: Tensor, *, tag: str = "", async_op: bool = False) -> Any:
         """Rank i's j-th share of dimension 0 goes to rank j: `[size*n, ...] -> [size*n, ...]`."""
-        self._rows(tensor, "all_to_all", divide=True)
+        check_rows(tensor, "all_to_all", self.size)
         out = self._buffer(tensor, tensor.shape, None)
         if self.size == 1:
             return self._done(out.copy_(tensor), async_op)
@@ -255,16 +255,6 @@ class Group:
             raise ValueError(f"cannot {verb} rank {rank}: the group {self.name} has ranks 0 to {self.size - 1}")
         if rank == self.rank and verb != "broadcast from":
             raise ValueError(f"rank {rank} cannot {verb} itself")
-
-    def _rows(self, tensor: Tensor, op: str, divide: bool = False) -> None:
-        """Raise unless `tensor` has a dimension 0, and one that divides among the ranks where it must."""
-        if not tensor.dim():
-            raise ValueError(f"{op} of a single number: it needs a dimension 0 to work along, so call reshape(1) first")
-        if divide and tensor.shape[0] % self.size:
-            raise ValueError(
-                f"{op} of {tuple(tensor.shape)} over {self.size} ranks: dimension 0 must divide; pad it to "
-                f"{-(-tensor.shape[0] // self.size) * self.size}"
-            )
 
     def _buffer(self, tensor: Tensor, shape: Sequence[int], into: Tensor | None) -> Tensor:
         """Where the result goes: `into`, if it has the right shape, or a new tensor like `tensor`."""
@@ -346,13 +336,7 @@ def choose_backend(ranks: int, asked: str = "") -> str:
 
 
 def connect(
-    rank: int,
-    size: int,
-    *,
-    backend: str,
-    store: str | None = None,
-    wire: Wire | None = None,
-    local_rank: int | None = None,
+    rank: int, size: int, *, backend: str, store: str | None = None, wire: Wire | None = None, local_rank: int = -1
 ) -> Group:
     """Join the world of `size` ranks as `rank`, and return it as a group.
 
@@ -362,13 +346,23 @@ def connect(
     if store is not None or os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     if backend == "nccl":
-        torch.cuda.set_device(rank if local_rank is None else local_rank)
-    where: dict[str, Any] = {"init_method": "env://"}
+        torch.cuda.set_device(rank if local_rank < 0 else local_rank)
+    wire = wire or Wire()
     if store is not None:
-        where = {"store": dist.FileStore(store, size)}  # type: ignore[attr-defined]
-    dist.init_process_group(backend, rank=rank, world_size=size, timeout=FOREVER, **where)
-    _worlds.append(Group(dist.group.WORLD, "world", range(size), rank, wire or Wire()))
+        meeting: Any = dist.FileStore(store, size)  # type: ignore[attr-defined]
+    else:
+        meeting, rank, size = next(dist.rendezvous("env://", rank, size, timeout=FOREVER))  # type: ignore[attr-defined]
+        place, wire.attempts = elastic.meet(meeting, rank, size)
+        meeting = dist.PrefixStore(place, meeting)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=FOREVER, store=meeting)
+    _worlds.append(Group(dist.group.WORLD, "world", range(size), rank, wire))
     return _worlds[-1]
+
+
+def twin(group: Group) -> Group:
+    """Another group of all ranks, on the processor, whose messages are not counted with `group`'s: for a thread."""
+    handle = dist.new_group(backend="gloo", timeout=FOREVER)
+    return Group(handle, group.name, group.ranks, group.rank, Wire())
 
 
 def disconnect() -> None:

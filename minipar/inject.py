@@ -87,11 +87,11 @@ def before_step(faults: Sequence[Fault], engine: Engine, step: int) -> None:
                 _spoil_update(engine)
 
 
-def after_save(faults: Sequence[Fault], folder: str, rank: int, saved: int) -> None:
-    """The first checkpoint of a run loses a byte on the disk."""
-    if rank or saved != 1 or not any(fault.kind == "corrupt-checkpoint" for fault in faults):
+def after_save(folder: Path, rank: int, saved: int) -> None:
+    """corrupt-checkpoint: the first checkpoint of a run loses a byte on the disk."""
+    if rank or saved != 1:
         return
-    newest = max(Path(folder).glob("step-*"))
+    newest = max(folder.glob("step-*"))
     data = max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size)
     with open(data, "r+b") as file:
         file.seek(data.stat().st_size // 2)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil  # type: ignore[import-untyped]
 
@@ -30,6 +30,9 @@ from minipar.mesh import Mesh
 from minipar.precision import ACCOUNTS
 from minipar.report import RankFacts
 from minipar.train import Engine, StepResult, TrainConfig, check, learning_rate
+
+if TYPE_CHECKING:
+    from minipar import checkpoint
 
 FULL_SPEED = 6  # steps before a slow link is put in; the last half of them is what the prediction stands on
 KEPT_STEPS = 5  # spans and messages are kept for the last few steps only
@@ -52,6 +55,7 @@ class Job:
     trace: bool = False  # keep the messages of the last steps
     network: link.Network | None = None  # the nodes to which the ranks are dealt, and the slow link between them
     keep: int = 2  # checkpoints
+    save_aside: bool = False  # while training goes on
     log: bool = False  # tell of each step what every rank saw of it
     inject: tuple[inject.Fault, ...] = ()
     restarts: int = 0  # how often to go on from the last checkpoint when a rank is lost
@@ -74,32 +78,21 @@ def run(job: Job, on_event: OnEvent) -> Outcome | None:
     Raises `ValueError`, before any rank is started, for a job that cannot run.
     """
     started = time.time()
-    job = again_under_torchrun(job)
     check(job.config, job.mesh.shape)
     inject.check(job.inject, steps=job.config.steps, ranks=job.mesh.size, saves=bool(job.save and job.save_every))
     check_network(job)
     comm.choose_backend(int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else job.mesh.size, job.backend)
     if not under_torchrun():
         check_memory(job)
-    check_folders(job)
+        check_folders(job)
     prepared = corpus.prepare(job.data, vocab=job.config.model.vocab)
     batches_of(job, prepared)  # raises for a text that is too short
     on_event({"event": "corpus", "statistics": str(prepared.statistics)})
     if under_torchrun():
         with World(job.mesh, backend=job.backend) as world:
-            found = world.call(_train_and_tell, (job, started, on_event), timeout=None)
+            found = world.call(_train_under_torchrun, (job, started, on_event), timeout=None)
         return found[0] if os.environ["RANK"] == "0" else None
     return run_again(job, started, on_event)
-
-
-def again_under_torchrun(job: Job) -> Job:
-    """torchrun restarts whole commands: from the second time on, go on from the last whole checkpoint."""
-    from minipar import checkpoint
-
-    if not job.save or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
-        return job
-    saved, _ = checkpoint.find_whole(job.save)
-    return replace(job, resume=str(saved.path) if saved else job.resume, inject=())
 
 
 def run_again(job: Job, started: float, on_event: OnEvent) -> Outcome | None:
@@ -213,6 +206,17 @@ def _train_and_print(mesh: Mesh, job: Job, started: float) -> Outcome | None:
     return _train_and_tell(mesh, job, started, lambda event: print(EVENT + json.dumps(event), flush=True))
 
 
+def _train_under_torchrun(mesh: Mesh, job: Job, started: float, on_event: OnEvent) -> Outcome | None:
+    """torchrun restarts whole commands: from the second time on, go on from the last whole checkpoint."""
+    from minipar import checkpoint
+
+    if job.save and mesh.world.wire.attempts:
+        saved, _ = checkpoint.find_whole(job.save)
+        job = replace(job, resume=str(saved.path) if saved else job.resume, inject=())
+    check_folders(job)
+    return _train_and_tell(mesh, job, started, on_event)
+
+
 def _hear(stream: str, text: str, on_event: OnEvent) -> None:
     """Lines of a rank, one or many: events, or something to print."""
     printed = []
@@ -265,6 +269,7 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
     batches = batches_of(job, prepared)
     engine = Engine(mesh, config)
     begin = bring_weights(job, engine)
+    saver = saver_of(job, mesh, prepared)
     rows = config.global_batch // mesh.dp.size
     first = mesh.dp.rank * rows
     wire.messages.clear()
@@ -287,9 +292,9 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
         _collect(facts, result, engine, wire, job.trace)
         say(step_event(job, facts, result, mesh, step, waited))
         if job.rollback and report.has_jumped(facts.losses, job.rollback):
-            say({"event": "rollback", **go_back(job, engine, facts, step)})
-        elif job.save and (step + 1 == config.steps or (job.save_every and (step + 1) % job.save_every == 0)):
-            save(job, job.save, engine, facts, prepared)
+            say({"event": "rollback", **go_back(saver, engine, facts, step)})
+        elif saver and (step + 1 == config.steps or (job.save_every and (step + 1) % job.save_every == 0)):
+            save(job, saver, engine, facts)
         wire.messages.clear()
     wire.line = None
     held = engine.replicas.held_bytes()
@@ -310,15 +315,27 @@ def bring_weights(job: Job, engine: Engine) -> int:
     return engine.step_number
 
 
-def save(job: Job, folder: str, engine: Engine, facts: report.RankFacts, prepared: corpus.Corpus) -> None:
-    """Write a checkpoint, with what is needed to read the text with which it was trained."""
+def saver_of(job: Job, mesh: Mesh, prepared: corpus.Corpus) -> checkpoint.Saver | None:
+    """What writes the job's checkpoints, with what is needed to read the text again with which it was trained."""
     from minipar import checkpoint
 
+    if not job.save:
+        return None
     data = None if job.data is None else os.path.abspath(job.data)
     texts = {"tokenizer.json": prepared.tokenizer.json}
-    checkpoint.save(engine, engine.mesh, folder, keep=job.keep, texts=texts, data=data)
-    facts.saves += 1
-    inject.after_save(job.inject, folder, engine.mesh.rank, facts.saves)
+    return checkpoint.Saver(mesh, job.save, keep=job.keep, texts=texts, data=data, aside=job.save_aside)
+
+
+def save(job: Job, saver: checkpoint.Saver, engine: Engine, facts: report.RankFacts) -> None:
+    """A checkpoint, and how long the run stood still for it."""
+    start = perf_counter()
+    saver.save(engine)
+    if engine.step_number == job.config.steps:
+        saver.finish()
+    facts.save_seconds.append(perf_counter() - start)
+    if any(fault.kind == "corrupt-checkpoint" for fault in job.inject):
+        saver.finish()
+        inject.after_save(saver.folder, engine.mesh.rank, len(facts.save_seconds))
 
 
 def step_event(
@@ -337,11 +354,13 @@ def step_event(
     return event
 
 
-def go_back(job: Job, engine: Engine, facts: report.RankFacts, step: int) -> dict[str, Any]:
+def go_back(saver: checkpoint.Saver | None, engine: Engine, facts: report.RankFacts, step: int) -> dict[str, Any]:
     """Bring weights and optimizer back to before the loss jumped; the data that led there is not seen again."""
     from minipar import checkpoint
 
-    saved, _ = checkpoint.find_whole(job.save or "", before=step)
+    assert saver is not None
+    saver.finish()
+    saved, _ = checkpoint.find_whole(saver.folder, before=step)
     told = {"step": step, "loss": facts.losses[-1], "to": saved.step if saved else None}
     if saved is not None:
         checkpoint.load(engine, saved)

@@ -51,7 +51,8 @@ class Wire:
     back a message; the launcher reads it when ranks are stuck. With `check` on, the ranks of a group first agree on
     each call (operation, tag, size), and a call that differs raises `ValueError` instead of a wrong sum or an abort;
     that doubles the number of messages. A `line` slows down what goes to other nodes. `number` is the rank in the
-    world; `folder` belongs to the world, if all of its ranks are on one machine, and ends with it.
+    world; `folder` belongs to the world, if all of its ranks are on one machine, and ends with it; `attempts` is how
+    often torchrun had started this world before.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -61,6 +62,7 @@ class Wire:
     number: int = 0
     folder: Path | None = None
     line: Line | None = None
+    attempts: int = 0
 
 
 class Pending:
@@ -139,3 +141,14 @@ def sized(header: Tensor) -> str:
     """'12 float32'."""
     numel, dtype = header.tolist()
     return f"{numel} {str(_DTYPES[dtype]).removeprefix('torch.')}"
+
+
+def check_rows(tensor: Tensor, op: str, ranks: int) -> None:
+    """Raise unless `tensor` has a dimension 0 that divides among so many ranks."""
+    if not tensor.dim():
+        raise ValueError(f"{op} of a single number: it needs a dimension 0 to work along, so call reshape(1) first")
+    if tensor.shape[0] % ranks:
+        raise ValueError(
+            f"{op} of {tuple(tensor.shape)} over {ranks} ranks: dimension 0 must divide; pad it to "
+            f"{-(-tensor.shape[0] // ranks) * ranks}"
+        )

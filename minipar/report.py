@@ -50,7 +50,7 @@ class RankFacts:
     loss_scales: list[float] = field(default_factory=list)
     skipped_steps: list[int] = field(default_factory=list)
     rollbacks: list[int] = field(default_factory=list)
-    saves: int = 0
+    save_seconds: list[float] = field(default_factory=list)  # for which the run stood still, at each checkpoint
 
 
 def shape_of(config: TrainConfig, mesh: Mesh) -> ledger.Shape:
@@ -100,6 +100,7 @@ def make(config: TrainConfig, mesh: Mesh, facts: Sequence[RankFacts], backend: s
         "loss_scales": facts[0].loss_scales,
         "skipped_steps": facts[0].skipped_steps,
         "rollbacks": facts[0].rollbacks,
+        "save_seconds": facts[0].save_seconds,
         "step_seconds": seconds,
         "tokens_per_second": tokens / median(seconds) if seconds else 0.0,
         "flops_per_step": flops(config, "none"),

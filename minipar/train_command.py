@@ -22,6 +22,8 @@ from minipar.guard import end_at_once, on_signals
 from minipar.link import FORM, asked_network
 from minipar.sizes import reads
 
+KEEPING = ("save", "save_aside", "resume", "init", "keep", "restarts", "rollback")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `minipar train`."""
@@ -34,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     keeping = parser.add_argument_group("checkpoints")
     keeping.add_argument("--save", metavar="FOLDER", help="write a checkpoint at the end")
     keeping.add_argument("--save-every", type=number(1), metavar="N", help="and every N steps")
+    keeping.add_argument("--save-aside", action="store_true", help="write them while training goes on")
     keeping.add_argument("--keep", type=number(1), default=2, metavar="N", help="the last N stay")
     keeping.add_argument("--restarts", type=number(0), default=0, metavar="N",
                          help="go on from the last one, up to N times, when a rank is lost")  # fmt: skip
@@ -135,11 +138,11 @@ def check_train(options: argparse.Namespace) -> tuple[inject.Fault, ...]:
         saving.check_ending(options.picture)
     if "" in (options.save, options.resume):
         raise ValueError("--save '' or --resume '' names no folder: name one, or leave the option out")
-    for name in ("save_every", "restarts", "rollback"):
-        if getattr(options, name) and options.save is None:
-            raise ValueError(
-                f"--{name.replace('_', '-')} {getattr(options, name):g} needs checkpoints: add --save FOLDER"
-            )
+    for name in ("save_every", "save_aside", "restarts", "rollback"):
+        asked = getattr(options, name)
+        if asked and options.save is None:
+            value = "" if asked is True else f" {asked:g}"
+            raise ValueError(f"--{name.replace('_', '-')}{value} needs checkpoints: add --save FOLDER")
     return tuple(inject.parse(text) for text in options.inject)
 
 
@@ -165,7 +168,7 @@ def command(options: argparse.Namespace) -> int:
         check_fits(shape, int(os.environ["WORLD_SIZE"]))
     speaks = not in_torchrun() or os.environ["RANK"] == "0"
     with Progress(quiet=options.json or not speaks) as progress:
-        kept = {name: getattr(options, name) for name in ("save", "resume", "init", "keep", "restarts", "rollback")}
+        kept = {name: getattr(options, name) for name in KEEPING}
         kept |= {"save_every": options.save_every or 0, "inject": wrong, "trace": options.trace is not None}
         kept["log"] = bool(options.log or options.tensorboard)
         kept["network"] = asked_network(options.nodes, options.link, plan(**shape).size)

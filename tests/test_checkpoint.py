@@ -8,13 +8,25 @@ import os
 import resource
 import shutil
 import signal
+import sys
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
+import torch
 
+import minipar
 from minipar import checkpoint, cli
+from minipar.batches import RandomBatches
+from minipar.mesh import Mesh, plan
+from minipar.model import GPTConfig
+from minipar.train import Engine, TrainConfig
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SIZES = "--layers 4 --hidden 16 --heads 4 --vocab 301 --sequence 16 --global-batch 8 --micro-batches 2 --lr 0.01"
 SMALL = [*SIZES.split(), "--data", argparse.__file__, "--clip", "0.5"]
@@ -142,8 +154,9 @@ def test_a_folder_that_is_a_file_is_told(tmp_path: Path, capfd: pytest.CaptureFi
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("aside", [(), ("--save-aside",)])
 def test_a_disk_that_is_full_is_told_in_a_line_and_what_was_saved_stays(
-    copy: Path, capfd: pytest.CaptureFixture[str]
+    aside: tuple[str, ...], copy: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A limit on the size of files stands in for the disk's end: writing fails in the middle."""
     from minipar import job
@@ -151,7 +164,7 @@ def test_a_disk_that_is_full_is_told_in_a_line_and_what_was_saved_stays(
     real = job._train_and_print
     job._train_and_print = with_small_files  # type: ignore[assignment]
     try:
-        told = refused(capfd, "--dp", "2", "--steps", "5", "--resume", str(copy), "--save", str(copy))
+        told = refused(capfd, "--dp", "2", "--steps", "5", "--resume", str(copy), "--save", str(copy), *aside)
     finally:
         job._train_and_print = real
     assert f"cannot save into {copy} (" in told and "the checkpoints before are whole" in told
@@ -172,6 +185,54 @@ def with_small_files(mesh: Any, job_: Any, started: float) -> Any:
 
     checkpoint.write_runs = lower  # type: ignore[assignment]
     return job._train_and_tell(mesh, job_, started, lambda event: None)
+
+
+# While training goes on.
+
+
+def step(engine: Engine, mesh: Mesh, number: int) -> None:
+    rows = RandomBatches(vocab=11, sequence=6, global_batch=4)
+    engine.step(rows.rows(number, 2 * mesh.dp.rank, 2 * mesh.dp.rank + 2))
+
+
+def train_while_saving(mesh: Mesh, config: TrainConfig, folder: Path, zero: int) -> tuple[list[str], bool, int]:
+    """A save that cannot end before two more steps have been taken: what lies there by then; whether what is saved is
+    the state of when it began; how many messages of the writing were counted."""
+    engine, gate, write = Engine(mesh, replace(config, zero=zero)), threading.Event(), checkpoint.write_runs
+    saver = checkpoint.Saver(mesh, folder, aside=True)
+    step(engine, mesh, 0)
+    then = [p.detach().clone() for p in engine.parameters().values()]
+    checkpoint.write_runs = lambda *a, **o: gate.wait() and write(*a, **o)  # type: ignore[assignment]
+    mesh.world.wire.messages.clear()
+    saver.save(engine)
+    counted = len(mesh.world.wire.messages)
+    step(engine, mesh, 1)
+    step(engine, mesh, 2)
+    before = [path.name for path in folder.glob("step-*")]
+    gate.set()
+    saver.finish()
+    mesh.world.barrier()
+    fresh = Engine(mesh, config)
+    checkpoint.load(fresh, checkpoint.find(folder))
+    loaded = list(fresh.parameters().values())
+    same = all(torch.equal(a, b) for a, b in zip(loaded, then, strict=True)) if not zero else fresh.step_number == 1
+    return before, same, counted
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_a_save_aside_holds_nobody_up_and_keeps_the_state_of_when_it_began(tmp_path: Path, zero: int) -> None:
+    config = TrainConfig(model=GPTConfig(layers=2, hidden=8, heads=2, vocab=11, sequence=6), global_batch=4, lr=0.1)
+    for before, same, counted in minipar.run(train_while_saving, plan(dp=2), config, tmp_path / "run", zero):
+        assert before == [] and same and counted == 0
+
+
+def test_a_run_goes_on_from_checkpoints_written_aside_to_the_bit(tmp_path: Path) -> None:
+    shape = ["--dp", "2", "--tp", "2", "--zero", "1", "--steps", str(STEPS)]
+    aside = ["--save", str(tmp_path / "run"), "--save-every", "1", "--save-aside", "--keep", "4"]
+    whole = losses(tmp_path, *shape, *aside)
+    assert len(list((tmp_path / "run").glob("step-*"))) == 4
+    resumed = losses(tmp_path, *shape, "--resume", str(tmp_path / "run" / "step-00000003"))
+    assert [part[SAVED:] for part in whole] == list(resumed)
 
 
 # Damage.

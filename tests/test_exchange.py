@@ -31,7 +31,7 @@ def train_and_save(mesh: Mesh, config: TrainConfig, folder: str) -> None:
     rows = config.global_batch // mesh.dp.size
     for step in range(2):
         engine.step(batches.rows(step, mesh.dp.rank * rows, (mesh.dp.rank + 1) * rows))
-    checkpoint.save(engine, mesh, folder)
+    checkpoint.Saver(mesh, folder).save(engine)
 
 
 def loss_from(mesh: Mesh, config: TrainConfig, path: str) -> float:

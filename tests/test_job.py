@@ -252,6 +252,19 @@ def test_two_nodes_of_torchrun_train_as_forked_ranks_do(tmp_path: Path) -> None:
     check_accounts(over_nodes)
 
 
+def test_torchruns_own_restart_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    """Elastic: torchrun starts all ranks anew, and they find where they were."""
+    same = ["--tp", "2", "--steps", "8"]
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "-m", *MINIPAR[2:], *same]
+    command += ["--save", str(tmp_path / "kept"), "--save-every", "3", "--report", str(tmp_path / "again.json")]
+    done = subprocess.run(
+        [*command, "--inject", "kill@5:rank1"], capture_output=True, text=True, env=loopback(), timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    again, whole = json.loads((tmp_path / "again.json").read_text()), report(tmp_path, *same)
+    assert again["losses"] == pytest.approx(whole["losses"][3:], rel=1e-6) and len(again["losses"]) == 5
+
+
 def test_bad_input_under_torchrun_is_told_once_and_every_rank_ends() -> None:
     command = [*TORCHRUN, "--standalone", "--nproc-per-node", "3", "-m", *MINIPAR[2:], "--dp", "2"]
     done = subprocess.run(command, capture_output=True, text=True, env=loopback(), timeout=180)

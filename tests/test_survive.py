@@ -182,7 +182,7 @@ def test_a_fault_that_cannot_come_is_refused_in_one_line(run: Run, fault: str, s
     assert code == 2 and said in printed and len(printed.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("options", [("--restarts", "1"), ("--rollback", "1.5")])
+@pytest.mark.parametrize("options", [("--restarts", "1"), ("--rollback", "1.5"), ("--save-aside",)])
 def test_what_needs_checkpoints_says_so(run: Run, options: tuple[str, ...]) -> None:
     code, _, _, printed = run(*options)
     assert code == 2 and "add --save FOLDER" in printed and len(printed.strip().splitlines()) == 1
