@@ -78,6 +78,10 @@ class Board:
         start = rank * SLOT.size
         self._map[start + HEADER.size : start + SLOT.size] = bytes(SLOT.size - HEADER.size)
 
+    def close(self) -> None:
+        """Let go of the file: nobody reads here any more."""
+        self._map.close()
+
     def read(self, rank: int) -> Post:
         """What `rank` wrote last."""
         count, since, waiting, text = SLOT.unpack_from(self._map, rank * SLOT.size)

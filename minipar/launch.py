@@ -177,6 +177,8 @@ class World:
         self.closed = True
         if self._here is None and self._forgotten.detach():
             clear_up(self._members, self._directory, self._owner, patience)
+            if hasattr(self, "_board"):  # else there was no time to make it
+                self._board.close()
 
     def __enter__(self) -> World:
         return self
