@@ -193,7 +193,7 @@ def check_folders(job: Job) -> None:
         checkpoint.check(saved, job.config)
         checkpoint.check_whole(saved)
         if saved.step >= job.config.steps:
-            raise ValueError(f"{saved.path} has {saved.step} steps already: choose --steps above that to go on")
+            raise ValueError(f"{saved.path} is at step {saved.step} already: choose --steps above that to go on")
     if job.save:
         checkpoint.check_place(job.save)
         checkpoint.check_free(job.save, saved.step if job.resume else 0)

@@ -95,9 +95,11 @@ def _writer(folder: str) -> Any:
 
 
 def read(path: str | Path) -> list[Event]:
-    """The steps of a log, in their order; one that was cut off while it was written is left out. Raises `ValueError`,
-    one line, for a file that is no log."""
+    """The steps of a log, in their order; one that was cut off while it was written is left out. A step after which the
+    run went back is `rolled_back`, the first after a restart is `restarted`. Raises `ValueError`, one line, for a file
+    that is no log."""
     steps: list[Event] = []
+    again = False
     try:
         with open(path, encoding="utf-8") as file:
             lines = file.read().splitlines()
@@ -113,7 +115,11 @@ def read(path: str | Path) -> list[Event]:
         if not isinstance(line, dict) or not ("loss" in line or "event" in line):
             raise ValueError(f"{str(path)!r}, line {number}, is no step: name a file that --log has written")
         if "event" not in line:
-            steps.append(line)
+            steps.append({**line, "restarted": True} if again else line)
+            again = False
+        elif line["event"] == "rollback" and steps:
+            steps[-1]["rolled_back"] = True
+        again = again or line.get("event") == "restart"
     if not steps:
         raise ValueError(f"{str(path)!r} has no steps: name a file that --log has written")
     return steps

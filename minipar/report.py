@@ -272,12 +272,17 @@ def human(size: float) -> str:
     return f"{size:.2f} TB"
 
 
+def steps(some: Sequence[Any]) -> str:
+    """ "1 step", "4 steps"."""
+    return f"{len(some)} step{'s' * (len(some) != 1)}"
+
+
 def show(report: dict[str, Any], console: Console) -> None:
     """The closing tables of `minipar train`, in at most 80 columns."""
     mesh, bubble = report["mesh"], report["bubble"]
     first, last = report["losses"][0], report["losses"][-1]
     console.print(
-        f"loss {first:.3f} -> {last:.3f} in {len(report['losses'])} steps of {report['tokens_per_step']:,} tokens, "
+        f"loss {first:.3f} -> {last:.3f} in {steps(report['losses'])} of {report['tokens_per_step']:,} tokens, "
         f"{report['tokens_per_second']:,.0f} tokens/s"
     )
     console.print(
@@ -287,12 +292,14 @@ def show(report: dict[str, Any], console: Console) -> None:
     config = report["config"]
     if config["precision"] != "fp32" or config["recompute"] != "none" or report["skipped_steps"]:
         again = report["computed_flops_per_step"] / report["flops_per_step"] - 1
-        skipped = f"{len(report['skipped_steps'])} steps skipped, their gradients were not finite"
+        skipped = f"{steps(report['skipped_steps'])} skipped, for gradients that were not finite"
         console.print(
             f"precision {config['precision']}; recompute {config['recompute']}"
             + (f" ({again:.0%} more FLOPs)" if again else "")
             + (f"; {skipped}" if report["skipped_steps"] else "")
         )
+    if report["rollbacks"]:
+        console.print(f"went back after {steps(report['rollbacks'])}, whose loss had jumped")
     if mesh["pp"] > 1:
         console.print(
             f"bubble {bubble['measured']:.0%} of busy time; from the stages' own times {bubble['predicted']:.0%}, "

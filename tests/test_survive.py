@@ -224,6 +224,18 @@ def test_a_run_is_drawn_and_said_in_words() -> None:
     assert {"loss", "gradient norm", "time of a step in s", "5", "3"} <= set(texts)
 
 
+def test_going_back_and_beginning_again_are_marked(tmp_path: Path) -> None:
+    lines = steps_of(5.0, 9.0, 5.0, 4.0)
+    lines[2:2] = [{"event": "rollback", "step": 1, "to": 1, "loss": 9.0}]
+    lines.insert(4, {"event": "restart", "step": 3})
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drawing = show.run(tmp_path / "log.jsonl")
+    assert drawing.title.endswith("1 step rolled back; 1 step begun again")
+    assert "Rolled back: 1. Begun again: 3." in drawing.description
+    texts = [text.text or "" for text in ElementTree.fromstring(drawing.svg).iter("{http://www.w3.org/2000/svg}text")]
+    assert any("back to the weights" in text for text in texts) and not any("not finite" in text for text in texts)
+
+
 def test_two_runs_lie_over_each_other_and_the_second_is_dashed(tmp_path: Path) -> None:
     for name, losses in (("one", (5.0, 4.0)), ("two", (5.0, None, 3.0))):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps_of(*losses)))

@@ -43,6 +43,23 @@ PANELS = (
 )
 
 
+@dataclass(frozen=True)
+class Mark:
+    """What happened in a step, drawn below each curve: a path around 0, 0."""
+
+    key: str
+    path: str
+    meaning: str
+    done: str
+
+
+MARKS = (
+    Mark("skipped", "M-4 -4L4 4M-4 4L4 -4", "skipped: its gradient was not finite", "skipped"),
+    Mark("rolled_back", "M4 -5L-4 0L4 5Z", "then back to the weights of a checkpoint", "rolled back"),
+    Mark("restarted", "M-5 0L0 -5L5 0L0 5Z", "begun again after a rank was lost", "begun again"),
+)
+
+
 def run(log: Any, other: Any = None, *, names: Sequence[str] = ("", "")) -> Drawing:
     """The curves of a log, and of another over it. A log is the name of a file that `--log` has written, or its steps.
 
@@ -52,13 +69,13 @@ def run(log: Any, other: Any = None, *, names: Sequence[str] = ("", "")) -> Draw
     called = [name or _name(one) for name, one in zip(names, (log, other), strict=True)][: len(runs)]
     title = _title(runs, called)
     sheet = Sheet(WIDTH)
-    y = _draw_legend(sheet, draw_title(sheet, title), called)
+    y = _draw_legend(sheet, draw_title(sheet, title), called, runs)
     most = max(step["step"] for steps in runs for step in steps) or 1
     across = lambda number: LEFT + (WIDTH - LEFT - RIGHT) * number / most
     for curve in PANELS:
         y = _draw_panel(sheet, curve, runs, across, y)
-    _draw_steps(sheet, most, across, y - GAP + 8)
-    sheet.height = y + 6
+    _draw_steps(sheet, most, across, y - GAP + 18)
+    sheet.height = y + 16
     said = " ".join(_in_words(steps, name) for steps, name in zip(runs, called, strict=True))
     return Drawing(sheet.svg(title, said), title, said)
 
@@ -88,16 +105,17 @@ def _title(runs: list[list[Step]], names: list[str]) -> str:
         three = zip(names, ends, runs, strict=True)
         each = [f"{name} {told(end)} after {len(steps)} steps" for name, end, steps in three]
         return f"Loss of {', of '.join(each)}"
-    skipped = [step["step"] for step in runs[0] if step.get("skipped")]
-    more = f"; {units.count(len(skipped), 'step')} skipped" if skipped else ""
+    times = [(sum(bool(step.get(mark.key)) for step in runs[0]), mark.done) for mark in MARKS]
+    more = "".join(f"; {units.count(number, 'step')} {done}" for number, done in times if number)
     return f"The loss goes from {told(first)} to {told(ends[0])} in {units.count(len(runs[0]), 'step')}{more}"
 
 
 def _in_words(steps: list[Step], name: str) -> str:
-    skipped = [str(step["step"]) for step in steps if step.get("skipped")]
     slow = _slowest(steps)
     said = f"{name}: {units.count(len(steps), 'step')}."
-    said += f" Skipped: {units.several(skipped)}." if skipped else ""
+    for mark in MARKS:
+        when = [str(step["step"]) for step in steps if step.get(mark.key)]
+        said += f" {mark.done.capitalize()}: {units.several(when)}." if when else ""
     if slow is not None:
         seconds = units.time(slow["step_seconds"]["max"])
         said += f" Slowest: step {slow['step']}, {seconds}, in which rank {slow['busiest_rank']} was busy longest."
@@ -116,14 +134,17 @@ def _slowest(steps: list[Step]) -> Step | None:
 # On the sheet.
 
 
-def _draw_legend(sheet: Sheet, y: float, names: list[str]) -> float:
+def _draw_legend(sheet: Sheet, y: float, names: list[str], runs: list[list[Step]]) -> float:
     x: float = LEFT
     for number, name in enumerate(names):
         sheet.line(x, y + 6, x + 26, y + 6, COLOURS[number], 2.4, "7 4" if number else "")
         sheet.text(x + 32, y + 10, name, 11, MUTED)
         x += 60 + 7 * len(name)
-    sheet.path(_cross(x + 6, y + 6), INK, 1.6)
-    sheet.text(x + 16, y + 10, "a step that was skipped: its gradient was not finite", 11, MUTED)
+    for mark in MARKS:
+        if any(step.get(mark.key) for steps in runs for step in steps):
+            _draw_mark(sheet, mark, x + 6, y + 6)
+            sheet.text(x + 16, y + 10, mark.meaning, 11, MUTED)
+            x += 40 + 6.2 * len(mark.meaning)
     return y + 34
 
 
@@ -135,9 +156,9 @@ def _draw_panel(sheet: Sheet, curve: Curve, runs: list[list[Step]], across: Call
     bottom, top = scale(low), scale(high)
     span = (top - bottom) or 1.0
     up = lambda value: y + TALL - (scale(value) - bottom) / span * TALL
-    for mark in (low, high):
-        sheet.line(LEFT, up(mark), WIDTH - RIGHT, up(mark), GRID)
-        sheet.text(LEFT - 8, up(mark) + 4, units.plain(mark), 11, MUTED, "end")
+    for level in (low, high):
+        sheet.line(LEFT, up(level), WIDTH - RIGHT, up(level), GRID)
+        sheet.text(LEFT - 8, up(level) + 4, units.plain(level), 11, MUTED, "end")
     for number, steps in enumerate(runs):
         points, pen = [], "M"
         for step in steps:
@@ -149,8 +170,9 @@ def _draw_panel(sheet: Sheet, curve: Curve, runs: list[list[Step]], across: Call
             pen = "L"
         sheet.path("".join(points), COLOURS[number], 2, more=' stroke-dasharray="7 4"' if number else "")
         for step in steps:
-            if step.get("skipped"):
-                sheet.path(_cross(across(step["step"]), y + TALL + 9), INK, 1.6)
+            for mark in MARKS:
+                if step.get(mark.key):
+                    _draw_mark(sheet, mark, across(step["step"]), y + TALL + 9)
     return y + TALL + GAP
 
 
@@ -161,5 +183,5 @@ def _draw_steps(sheet: Sheet, most: int, across: Callable[[int], float], y: floa
     sheet.text(across(most) / 2 + LEFT / 2, y + 28, "step", 11, MUTED, "middle")
 
 
-def _cross(x: float, y: float) -> str:
-    return f"M{x - 4:.1f} {y - 4:.1f}L{x + 4:.1f} {y + 4:.1f}M{x - 4:.1f} {y + 4:.1f}L{x + 4:.1f} {y - 4:.1f}"
+def _draw_mark(sheet: Sheet, mark: Mark, x: float, y: float) -> None:
+    sheet.path(mark.path, INK, 1.6, more=f' transform="translate({x:.1f} {y:.1f})"')
