@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from minipar import elastic, link, shared
-from minipar.message import HALF, check_rows, combined, header_of, sized
+from minipar.message import HALF, Announced, check_rows, combined, header_of
 from minipar.message import Message as Message
 from minipar.message import Pending as Pending
 from minipar.message import Wire as Wire
@@ -224,18 +224,13 @@ class Group:
         message = self._launch("recv", tensor, tag, peer=source)
         message.bytes = 0
         number = self._received[source] = self._received.get(source, 0) + 1
+        take: Any = lambda: dist.irecv(tensor, self.ranks[source], self.handle, 2 * number + 1)
         if self.wire.check:
             header = torch.empty_like(header_of(tensor))
-            self.wire.waiting(describe(message))
-            Pending(
-                self.wire, None, [dist.irecv(header, self.ranks[source], self.handle, 2 * number)], lambda: header
-            ).wait()
-            if not torch.equal(header, header_of(tensor)):
-                raise ValueError(
-                    f"{describe(message)}: rank {source} sent {sized(header)}, "
-                    f"but the buffer here has {sized(header_of(tensor))}"
-                )
-        work = dist.irecv(tensor, self.ranks[source], self.handle, 2 * number + 1)
+            first = dist.irecv(header, self.ranks[source], self.handle, 2 * number)
+            work: Any = Announced(first, header, tensor, take, f"{describe(message)}: rank {source}")
+        else:
+            work = take()
         return self._answer(message, [work], lambda: tensor, async_op)
 
     def gather_objects(self, value: Any) -> list[Any]:

@@ -35,6 +35,7 @@ import psutil  # type: ignore[import-untyped]
 from minipar import carry, memory, server
 from minipar.board import Board
 from minipar.faults import RankError
+from minipar.notice import Notice, in_notebook
 from minipar.output import Output
 from minipar.server import Member, warm
 
@@ -159,14 +160,17 @@ class World:
         ranks = range(self.size) if only is None else sorted(only)
         output = Output(ranks, self._print, fold=self._fold)
         watch = Watch(self._members, ranks, board=self._board, output=output, ready=self._ready, timeout=timeout)
+        speaks = self._print is print_here and in_notebook()
+        notice = Notice(f"{len(ranks)} rank{'s' * (len(ranks) > 1)} at work", active=speaks)
         try:
             watch.give(order)
-            return watch.collect()
+            return watch.collect(notice.tick)
         except BaseException:
             if not (keep and watch.in_step):
                 self._end(patience=0.0)
             raise
         finally:
+            notice.close()
             output.finish()
 
     def close(self) -> None:
@@ -241,12 +245,6 @@ def print_here(stream: str, text: str) -> None:
     except UnicodeEncodeError:  # a terminal that knows fewer characters than the ranks
         file.write(text.encode(file.encoding, "replace").decode(file.encoding))
     file.flush()
-
-
-def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return hasattr(shell, "kernel")
 
 
 # Ranks that exist already.

@@ -143,6 +143,31 @@ def sized(header: Tensor) -> str:
     return f"{numel} {str(_DTYPES[dtype]).removeprefix('torch.')}"
 
 
+class Announced:
+    """A receive that first hears what comes, and refuses what does not fit. A thread does so, since its rank may have
+    to send before anything can come. `take` then receives; `who` begins the complaint."""
+
+    def __init__(self, first: Any, header: Tensor, tensor: Tensor, take: Callable[[], Any], who: str) -> None:
+        self._fault: BaseException | None = None
+        self._thread = threading.Thread(target=self._receive, args=(first, header, tensor, take, who), daemon=True)
+        self._thread.start()
+
+    def _receive(self, first: Any, header: Tensor, tensor: Tensor, take: Callable[[], Any], who: str) -> None:
+        try:
+            first.wait()
+            here = header_of(tensor)
+            if not torch.equal(header, here):
+                raise ValueError(f"{who} sent {sized(header)}, but the buffer here has {sized(here)}")
+            take().wait()
+        except BaseException as fault:
+            self._fault = fault
+
+    def wait(self) -> None:
+        self._thread.join()
+        if self._fault is not None:
+            raise self._fault
+
+
 def check_rows(tensor: Tensor, op: str, ranks: int) -> None:
     """Raise unless `tensor` has a dimension 0 that divides among so many ranks."""
     if not tensor.dim():

@@ -11,7 +11,7 @@ Read    `job.py`, which tells of each step; `show/runs.py`, which draws a log or
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -95,31 +95,40 @@ def _writer(folder: str) -> Any:
 
 
 def read(path: str | Path) -> list[Event]:
-    """The steps of a log, in their order; one that was cut off while it was written is left out. A step after which the
-    run went back is `rolled_back`, the first after a restart is `restarted`. Raises `ValueError`, one line, for a file
-    that is no log."""
-    steps: list[Event] = []
-    again = False
+    """The steps of a log, in their order; one that was cut off while it was written is left out; as `marked`
+    gives them. Raises `ValueError`, one line, for a file that is no log."""
+    lines: list[Event] = []
     try:
         with open(path, encoding="utf-8") as file:
-            lines = file.read().splitlines()
+            texts = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the log {str(path)!r} ({error}): name a file that --log has written") from None
-    for number, text in enumerate(lines, 1):
+    for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
         except ValueError:
-            if number == len(lines):
+            if number == len(texts):
                 break
             line = None
         if not isinstance(line, dict) or not ("loss" in line or "event" in line):
             raise ValueError(f"{str(path)!r}, line {number}, is no step: name a file that --log has written")
+        lines.append(line)
+    steps = marked(lines)
+    if not steps:
+        raise ValueError(f"{str(path)!r} has no steps: name a file that --log has written")
+    return steps
+
+
+def marked(lines: Iterable[Event]) -> list[Event]:
+    """The steps among the lines of a log. A step after which the run went back is `rolled_back`, the first after a
+    restart is `restarted`."""
+    steps: list[Event] = []
+    again = False
+    for line in lines:
         if "event" not in line:
             steps.append({**line, "restarted": True} if again else line)
             again = False
         elif line["event"] == "rollback" and steps:
             steps[-1]["rolled_back"] = True
         again = again or line.get("event") == "restart"
-    if not steps:
-        raise ValueError(f"{str(path)!r} has no steps: name a file that --log has written")
     return steps

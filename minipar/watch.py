@@ -75,9 +75,11 @@ class Watch:
             with suppress(OSError):  # a rank that is dead already is noticed in `collect`
                 self._members[rank].connection.send_bytes(GO)
 
-    def collect(self) -> list[Any]:
-        """The values that the ranks returned, in their order; raises `RankError` if one failed or none will come."""
+    def collect(self, tick: Callable[[], None] = lambda: None) -> list[Any]:
+        """The values that the ranks returned, in their order; raises `RankError` if one failed or none will come.
+        `tick` is called some times a second meanwhile."""
         while self._pending and not self._given_up():
+            tick()
             self._step(HOLD / 4 if self._output.holding() else PAUSE)
         self._drain()
         values = [] if self._failures else [self._value(rank) for rank in sorted(self._answers)]

@@ -470,6 +470,19 @@ def other_source(group: Group) -> None:
     group.broadcast(torch.ones(4), group.rank)
 
 
+def ring(group: Group) -> float:
+    """Everybody receives first, and then sends."""
+    arriving = torch.empty(3)
+    pending = group.recv(arriving, (group.rank - 1) % group.size, async_op=True)
+    group.send(torch.full((3,), float(group.rank)), (group.rank + 1) % group.size)
+    return float(pending.wait().sum())
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_receive_may_be_launched_before_the_send(check: bool) -> None:
+    assert minipar.run(ring, 4, check=check, timeout=20) == [9.0, 0.0, 3.0, 6.0]
+
+
 def other_message_size(group: Group) -> None:
     group.send(torch.zeros(6), 1, tag="x") if group.rank == 0 else group.recv(torch.zeros(4), 0, tag="x")
 

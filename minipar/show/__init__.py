@@ -14,6 +14,11 @@
     show.columns(W, x), show.rows(W, x), show.heads()        a product cut over ranks, with its numbers
 
     show.run("run.jsonl", "other.jsonl")       a log, or two: loss, norm, time
+    show.collective("all_reduce")              who has what, before and after
+    show.ring(history)                         a ring all-reduce, step by step
+    show.messages(steps)                       messages under the work that hides them
+    show.lines(x, series, ...), show.bars(...), show.table(rows, title)    numbers that cells have measured
+    show.steps(drawings)                       one drawing at a time
 
 Idea    All of them return a `Drawing`: it shows itself in a notebook, `save`s itself as .svg, .png or .html, and says
         in words what there is to see. Nothing here knows whether a timeline was predicted or measured.
@@ -29,15 +34,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minipar.show.accounts import budget, planner
     from minipar.show.animation import animate
+    from minipar.show.charts import bars, lines
+    from minipar.show.collectives import collective, ring
     from minipar.show.cuts import columns, heads, rows
     from minipar.show.drawing import Drawing
     from minipar.show.memories import memory
     from minipar.show.meshes import mesh
+    from minipar.show.messages import messages
     from minipar.show.overlays import overlay, report_picture
     from minipar.show.perfetto import trace_json
     from minipar.show.plans import plan_picture
     from minipar.show.rooflines import roofline
     from minipar.show.runs import run
+    from minipar.show.stepper import steps
+    from minipar.show.tables import table
     from minipar.show.terminal import text
     from minipar.show.timelines import compare, timeline
     from minipar.show.widgets import explorer
@@ -45,20 +55,27 @@ if TYPE_CHECKING:
 __all__ = [
     "Drawing",
     "animate",
+    "bars",
     "budget",
+    "collective",
     "columns",
     "compare",
     "explorer",
     "heads",
+    "lines",
     "memory",
     "mesh",
+    "messages",
     "overlay",
     "plan_picture",
     "planner",
     "report_picture",
+    "ring",
     "roofline",
     "rows",
     "run",
+    "steps",
+    "table",
     "text",
     "timeline",
     "trace_json",
@@ -67,15 +84,20 @@ __all__ = [
 _HOMES = {
     "accounts": ("budget", "planner"),
     "animation": ("animate",),
+    "charts": ("bars", "lines"),
+    "collectives": ("collective", "ring"),
     "cuts": ("columns", "heads", "rows"),
     "drawing": ("Drawing",),
     "memories": ("memory",),
     "meshes": ("mesh",),
+    "messages": ("messages",),
     "overlays": ("overlay", "report_picture"),
     "perfetto": ("trace_json",),
     "plans": ("plan_picture",),
     "rooflines": ("roofline",),
     "runs": ("run",),
+    "stepper": ("steps",),
+    "tables": ("table",),
     "terminal": ("text",),
     "timelines": ("compare", "timeline"),
     "widgets": ("explorer",),

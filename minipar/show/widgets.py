@@ -9,6 +9,7 @@ Read    `timelines.py` before, `minipar/schedule.py` for the schedules.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -106,6 +107,8 @@ def live(widgets: Any, controls: Mapping[str, Any], answer: Callable[..., str], 
 
     Where it raises `ValueError`, this is said over the last picture.
     """
+    if os.environ.get("MINIPAR_BOOK"):
+        return Still(answer(**{name: control.value for name, control in controls.items()}))
     canvas = widgets.HTML(layout=widgets.Layout(width="100%", max_width=f"{width}px"))
     last = ""
 
@@ -123,6 +126,17 @@ def live(widgets: Any, controls: Mapping[str, Any], answer: Callable[..., str], 
     redraw()
     box = widgets.HBox(list(controls.values()), layout=widgets.Layout(flex_flow="row wrap", max_width="1080px"))
     return widgets.VBox([box, canvas])
+
+
+@dataclass(frozen=True)
+class Still:
+    """In a page without a kernel: the picture as it begins."""
+
+    html: str
+
+    def _repr_html_(self) -> str:
+        note = "In JupyterLab this picture has sliders."
+        return f'{self.html}<p style="font:13px system-ui,sans-serif;color:#57606a">{note}</p>'
 
 
 def _with_fault(before: str, fault: str) -> str:
