@@ -50,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_export(commands)
     add_arithmetic(commands)
     add_links(commands)
+    add_course(commands)
     add_doctor(commands)
     return parser
 
@@ -281,6 +282,27 @@ def links(options: argparse.Namespace) -> int:
     from minipar.links import command
 
     return command(options)
+
+
+# minipar lab, minipar book
+
+
+def add_course(commands: Any) -> None:
+    """The options of the commands that open the lessons."""
+    from minipar import book_command, lab_command
+
+    for name, home, short, long in (
+        ("lab", lab_command, "JupyterLab on the lessons", "Open JupyterLab at a lesson, on this machine only."),
+        (
+            "book",
+            book_command,
+            "the lessons as a site to read",
+            "Run the lessons, and make pages of them that need no server; animations play.",
+        ),
+    ):
+        parser = commands.add_parser(name, help=short, description=long)
+        home.add_arguments(parser)
+        parser.set_defaults(command=home.command)
 
 
 # minipar doctor

@@ -11,13 +11,14 @@ Idea    Whoever has committed to an answer reads the result with other eyes. The
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-FONT = "font:15px system-ui,sans-serif;color:#1f2328"
+from minipar.show import widgets
+
+FONT = "font:15px system-ui,sans-serif"
 
 
 @dataclass
@@ -39,13 +40,7 @@ def guess(key: str, question: str, choices: Sequence[str]) -> Any:
     if len(choices) < 2 or len(set(choices)) < len(choices):
         raise ValueError(f"question {key!r}: give at least two choices, all different")
     asked = _asked[key] = Question(question, list(choices))
-    if os.environ.get("MINIPAR_BOOK"):
-        items = "".join(f"<li>{escape(choice)}</li>" for choice in choices)
-        return Page(f'{_frame("#8a3ffc")}<b>Before you read on, guess.</b> {escape(question)}<ul>{items}</ul></div>')
-    try:
-        import ipywidgets  # type: ignore[import-untyped]
-    except ImportError:
-        raise ImportError("guess() needs ipywidgets: pip install ipywidgets, then restart the kernel") from None
+    ipywidgets = widgets.library("guess")
     heading = ipywidgets.HTML(f'<div style="{FONT}"><b>Your guess, before you run on.</b> {escape(question)}</div>')
     radio = ipywidgets.RadioButtons(options=asked.choices, value=None, layout=ipywidgets.Layout(width="auto"))
     said = ipywidgets.HTML()
@@ -57,7 +52,9 @@ def guess(key: str, question: str, choices: Sequence[str]) -> Any:
 
     radio.observe(choose, names="value")
     frame = ipywidgets.Layout(border_left="4px solid #8a3ffc", padding="4px 0 4px 14px", margin="6px 0")
-    return ipywidgets.VBox([heading, radio, said], layout=frame)
+    items = "".join(f"<li>{escape(choice)}</li>" for choice in choices)
+    page = f'{_frame("#8a3ffc")}<b>Before you read on, guess.</b> {escape(question)}<ul>{items}</ul></div>'
+    return widgets.with_page(ipywidgets, [heading, radio, said], page, layout=frame)
 
 
 def reveal(key: str, right: str, because: str = "") -> Page:

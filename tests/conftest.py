@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -30,3 +31,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
         return int(end.value.code or 0), out, err
 
     return run
+
+
+@pytest.fixture(scope="session")
+def books() -> dict[str, Any]:
+    """Lessons that a test has run, by name: others make a site of them."""
+    return {}

@@ -1,14 +1,11 @@
 """Drawings, animations and the explorer as a person meets them: in a real browser, by mouse and keyboard.
 
-Needs Chromium (`apt-get install chromium`) and playwright; the explorer also JupyterLab. Screenshots go to the folder
-in MINIPAR_SCREENSHOTS, if there is one.
+Needs Chromium (`apt-get install chromium`) and playwright; the explorer also JupyterLab.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import NEEDED, browser, page, run_all, settings, shot
 
 from minipar import ledger, show
 from minipar.facts import Traffic, Volume
@@ -28,43 +26,8 @@ from minipar.schedule import gpipe, interleaved, one_f_one_b, zb_h1
 from minipar.show.drawing import page as page_of
 from minipar.simulate import simulate
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-QUIET = ("disable-gpu", "disable-quic", "no-first-run", "disable-component-update", "disable-sync", "no-sandbox")
-FLAGS = [f"--{flag}" for flag in (*QUIET, "disable-background-networking")]
-
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed: apt-get install chromium"),
-    pytest.mark.skipif(find_spec("playwright") is None, reason="playwright is not installed: pip install playwright"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield found
-        found.close()
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    """An empty page; what goes wrong in it fails the test."""
-    found = browser.new_page(viewport={"width": 1280, "height": 1100}, reduced_motion="no-preference")
-    errors: list[str] = []
-    found.on("pageerror", lambda error: errors.append(str(error)))
-    yield found
-    found.close()
-    assert errors == []
-
-
-def shot(page: Any, name: str, tmp_path: Path) -> None:
-    """A screenshot, kept where the environment says."""
-    folder = Path(os.environ.get("MINIPAR_SCREENSHOTS", tmp_path))
-    folder.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=str(folder / f"{name}.png"))
-    assert (folder / f"{name}.png").stat().st_size > 10_000
+pytestmark = NEEDED
+__all__ = ["browser", "page"]  # fixtures
 
 
 def open_page(page: Any, tmp_path: Path, html: str) -> None:
@@ -220,9 +183,6 @@ def lab(tmp_path: Path) -> Iterator[str]:
     if find_spec("jupyterlab") is None or find_spec("ipywidgets") is None:
         pytest.skip("jupyterlab or ipywidgets is not installed: pip install jupyterlab ipywidgets")
     work, home = tmp_path / "work", tmp_path / "home"
-    settings = home / "config/lab/user-settings/@jupyterlab/apputils-extension"
-    settings.mkdir(parents=True)
-    (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
     work.mkdir()
     cells = (
         "from minipar import show\nshow.explorer()",
@@ -232,12 +192,10 @@ def lab(tmp_path: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    folders = {f"JUPYTER_{name.upper()}_DIR": str(home / name) for name in ("config", "data", "runtime")}
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
     command += [f"--ServerApp.root_dir={work}", "--IdentityProvider.token=", "--LabApp.extension_manager=readonly"]
-    environment = {**os.environ, **folders, "IPYTHONDIR": str(home / "ipython")}
     with open(tmp_path / "lab.log", "w") as log:
-        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        server = subprocess.Popen(command, env=settings(home), stdout=log, stderr=log)
         try:
             wait_for(f"http://127.0.0.1:{port}/api", server)
             yield f"http://127.0.0.1:{port}/lab/tree/explorer.ipynb"
@@ -262,9 +220,7 @@ def test_the_explorer_follows_its_sliders_in_jupyterlab(page: Any, lab: str, tmp
     """A slider is moved by keyboard; the one picture follows, says in place what cannot be, and comes back."""
     page.set_viewport_size({"width": 1500, "height": 1100})
     page.goto(lab)
-    page.get_by_text("| Idle").first.wait_for(timeout=60_000)  # the kernel is there
-    page.get_by_role("menuitem", name="Run", exact=True).click()
-    page.get_by_text("Run All Cells", exact=True).click()
+    run_all(page)
     picture = page.locator(".widget-html svg")
     picture.wait_for(timeout=30_000)
     title = lambda: picture.get_attribute("aria-label")

@@ -31,7 +31,7 @@ class Table:
             f'<{tag} style="{CELL}{align}">{escape(text)}</{tag}>' for text, align in zip(row, side, strict=True)
         )
         style = "border-collapse:collapse;font:14px system-ui,sans-serif;font-variant-numeric:tabular-nums"
-        caption = "text-align:left;font-weight:600;font-size:15px;padding:6px 14px;color:#1f2328;caption-side:top"
+        caption = "text-align:left;font-weight:600;font-size:15px;padding:6px 14px;caption-side:top"
         body = "".join(f"<tr>{cells('td', row)}</tr>" for row in self.rows)
         return (
             f'<div style="overflow-x:auto"><table style="{style}"><caption style="{caption}">{escape(self.title)}'

@@ -9,8 +9,7 @@ Read    `timelines.py` before, `minipar/schedule.py` for the schedules.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
@@ -107,8 +106,6 @@ def live(widgets: Any, controls: Mapping[str, Any], answer: Callable[..., str], 
 
     Where it raises `ValueError`, this is said over the last picture.
     """
-    if os.environ.get("MINIPAR_BOOK"):
-        return Still(answer(**{name: control.value for name, control in controls.items()}))
     canvas = widgets.HTML(layout=widgets.Layout(width="100%", max_width=f"{width}px"))
     last = ""
 
@@ -125,18 +122,19 @@ def live(widgets: Any, controls: Mapping[str, Any], answer: Callable[..., str], 
         control.observe(redraw, names="value")
     redraw()
     box = widgets.HBox(list(controls.values()), layout=widgets.Layout(flex_flow="row wrap", max_width="1080px"))
-    return widgets.VBox([box, canvas])
+    note = '<p style="font:13px system-ui,sans-serif">In JupyterLab this picture has sliders.</p>'
+    return with_page(widgets, [box, canvas], canvas.value + note)
 
 
-@dataclass(frozen=True)
-class Still:
-    """In a page without a kernel: the picture as it begins."""
+def with_page(widgets: Any, children: Sequence[Any], html: str, **options: Any) -> Any:
+    """The widgets below each other; where there is no kernel, `html` in their place."""
 
-    html: str
+    class Live(widgets.VBox):  # type: ignore[misc]
+        def _repr_mimebundle_(self, **more: Any) -> Any:
+            data = super()._repr_mimebundle_(**more)
+            return {**data, "text/html": html} if isinstance(data, dict) else data
 
-    def _repr_html_(self) -> str:
-        note = "In JupyterLab this picture has sliders."
-        return f'{self.html}<p style="font:13px system-ui,sans-serif;color:#57606a">{note}</p>'
+    return Live(children, **options)
 
 
 def _with_fault(before: str, fault: str) -> str:
