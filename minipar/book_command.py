@@ -14,6 +14,7 @@ import argparse
 import io
 import shutil
 import tempfile
+import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -109,7 +110,8 @@ def build(some: Sequence[course.Lesson], books: dict[str, Any], out: Path) -> No
         for name, book in books.items():
             nbformat.write(still(book), source / f"{name}.ipynb")
         said = io.StringIO()
-        with redirect_stdout(said), redirect_stderr(said):
+        with redirect_stdout(said), redirect_stderr(said), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the tools' own, of each other's age
             code = build_main(["-b", "html", "-q", "-W", "--keep-going", str(source), str(site)])
         if code:
             raise ValueError(f"the pages could not be made: {' '.join(said.getvalue().split())[-400:]}")

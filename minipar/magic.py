@@ -158,7 +158,7 @@ def parser() -> Parser:
     options.add_argument("--pull", type=names_of, default=[], help="bring back these variables, as lists by rank")
     options.add_argument("--timeout", type=float, default=60.0, help="seconds for the cell; 0 for no limit")
     options.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="explain unlike calls")
-    options.add_argument("--backend", default="", help="gloo or nccl")
+    options.add_argument("--backend", default="gloo", help="gloo, or nccl for tensors on GPUs (default gloo)")
     options.add_argument("-h", "--help", action="store_true", help="show this")
     return options
 

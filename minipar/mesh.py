@@ -12,7 +12,7 @@ Idea    Lay the ranks out in a box of (dp, pp, tp). Ranks that differ in one coo
                    stage 1             rank 6   rank 7
 
 Cost    One communicator for each group, made once.
-Source  Narayanan et al. 2021, 'Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM'.
+Source  Narayanan et al. 2021, arXiv:2104.04473: tensor parallel inside a node, the others across nodes.
 Read    `comm.py` before; `tp.py`, `pp.py`, `dp.py` after.
 """
 

@@ -94,9 +94,9 @@ def _pipeline(plan: Plan, best: Estimate) -> str:
     return (
         f"pp={layout.pp} answers 'does not fit': {layers_of(job, layout)} of {job.model.layers} layers on each stage"
         f"{chunks}. Price: a bubble of {share(best, 'bubble')} ({layout.schedule}, {units.count(m, 'micro-batch')}"
-        f"{'es' if m > 1 else ''}), and {held} of them in flight on the first stage. Messages of "
+        f"), and {held} of them in flight on the first stage. Messages of "
         f"{units.size(size)} at a few borders go {_where(link, inside)}: {share(best, 'pipeline borders')}"
-    ).replace("micro-batchs", "micro-batch")
+    )
 
 
 def _data(plan: Plan, best: Estimate) -> str:
@@ -107,7 +107,6 @@ def _data(plan: Plan, best: Estimate) -> str:
     inside = layout.dp * layout.tp * layout.pp <= cluster.per_node
     what = "gradients" if not layout.zero else "gradients and weights"
     often = "once" if layout.zero < 2 else f"for {units.count(micro_batches(job, layout), 'micro-batch')}"
-    often = often if often.endswith(("once", " 1 micro-batch")) else often + "es"
     link = cluster.link(layout.dp, layout.tp * layout.pp)
     hidden = (
         "hidden behind the backward"

@@ -11,7 +11,7 @@ import pytest
 from minipar import cli, course, guess, lesson, show
 
 LESSONS = course.lessons()
-CELL, LINE = 24, 100  # lines of a cell, characters of a line of code: what is seen without scrolling
+CELL, LINE = 24, 120  # lines of a cell, characters of a line of code
 
 every = pytest.mark.parametrize("one", LESSONS, ids=lambda one: one.path.stem)
 

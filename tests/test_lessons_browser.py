@@ -81,6 +81,7 @@ def test_lesson_0_runs_and_a_cell_at_work_is_interrupted(
     page.set_viewport_size({"width": 1400, "height": 7000})
     page.goto(address.replace("04_pipeline_parallel", "00_first_ranks"))
     run_all(page)
+
     page.locator(".minipar-steps button").nth(1).wait_for(timeout=90_000)
     page.locator(".minipar-steps button").nth(1).click()
     assert page.locator(".minipar-steps output").inner_text() == "2 of 7"

@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from minipar.show.drawing import Drawing
     from minipar.show.memories import memory
     from minipar.show.meshes import mesh
-    from minipar.show.messages import messages
     from minipar.show.overlays import overlay, report_picture
     from minipar.show.perfetto import trace_json
     from minipar.show.plans import plan_picture
     from minipar.show.rooflines import roofline
     from minipar.show.runs import run
+    from minipar.show.sent import messages
     from minipar.show.stepper import steps
     from minipar.show.tables import table
     from minipar.show.terminal import text
@@ -90,12 +90,12 @@ _HOMES = {
     "drawing": ("Drawing",),
     "memories": ("memory",),
     "meshes": ("mesh",),
-    "messages": ("messages",),
     "overlays": ("overlay", "report_picture"),
     "perfetto": ("trace_json",),
     "plans": ("plan_picture",),
     "rooflines": ("roofline",),
     "runs": ("run",),
+    "sent": ("messages",),
     "stepper": ("steps",),
     "tables": ("table",),
     "terminal": ("text",),

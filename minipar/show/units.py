@@ -86,8 +86,9 @@ def size(count: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """ "1 stage", "4 stages"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """ "1 stage", "4 stages", "4 batches"."""
+    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{ending}"
 
 
 def several(words: list[str]) -> str:

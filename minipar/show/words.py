@@ -17,7 +17,7 @@ def shape(timeline: Timeline) -> str:
     """ "4 stages, 8 micro-batches"."""
     ranks, chunks = timeline.ranks, reading.chunks(timeline)
     where = units.count(ranks, "stage") if chunks == 1 else f"{units.count(ranks, 'rank')} of {chunks} stages"
-    return f"{where}, {units.count(reading.micro_batches(timeline), 'micro-batch').replace('batchs', 'batches')}"
+    return f"{where}, {units.count(reading.micro_batches(timeline), 'micro-batch')}"
 
 
 def headline(timeline: Timeline, name: str = "") -> str:
