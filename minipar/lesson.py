@@ -51,6 +51,7 @@ class Run:
 
     @property
     def losses(self) -> list[float]:
+        """Of every step of the last attempt: what was before a restart is in the `log`."""
         return self.report["losses"]
 
     @property
@@ -79,10 +80,11 @@ class Run:
         return self.traffic(number)[group, op].calls
 
     def held(self, number: int = 0) -> dict[str, int]:
-        """Measured bytes of a rank by account: parameters, gradients, optimizer, activations (their peak)."""
+        """Measured bytes of a rank by account: parameters, gradients, optimizer, activations (their peak). What ZeRO
+        needs for a while is in `report["memory"]`, as `buffers`."""
         row = self.report["memory"][number]
-        names = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer"}
-        return {name: row[key] for name, key in {**names, "activations": "activations_peak"}.items()}
+        states = {name: row[name] for name in ("parameters", "gradients", "optimizer")}
+        return {**states, "activations": row["activations_peak"]}
 
 
 def train(*, faults: Sequence[str] = (), nodes: int = 0, over: str = "", quiet: bool = False, **options: Any) -> Run:

@@ -79,7 +79,7 @@ def test_lesson_0_runs_and_a_cell_at_work_is_interrupted(
     """The last cell stands still on purpose; it says that it goes on, the stop button ends it, and no rank is left."""
     address, server = lab
     page.set_viewport_size({"width": 1400, "height": 7000})
-    page.goto(address.replace("04_pipeline_parallel", "00_first_ranks"))
+    page.goto(address.replace("/lab/tree/04_pipeline_parallel", "/lab/workspaces/other/tree/00_first_ranks"))
     run_all(page)
 
     page.locator(".minipar-steps button").nth(1).wait_for(timeout=90_000)

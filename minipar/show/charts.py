@@ -16,7 +16,7 @@ from typing import Any
 
 from minipar.show import units
 from minipar.show.drawing import Drawing
-from minipar.show.palette import GRID, INK, MUTED, RANKS
+from minipar.show.palette import GRID, INK, MUTED, PAPER, RANKS
 
 SERIES = ("#2b66a8", "#b8860b", "#6eab93", "#4d3a63")
 MARKS, DASHES = ("o", "s", "^", "D"), ("-", "--", ":", "-.")
@@ -49,10 +49,11 @@ def lines(
                       ha="right", color=MUTED, fontsize=9)  # fmt: skip
     if "x" in powers:
         axes.set_xscale("log", base=2)
-        axes.set_xticks(list(x), [units.plain(value) for value in x])
+        axes.set_xticks(list(x), [units.amount(value) if value >= 1e4 else units.plain(value) for value in x])
         axes.minorticks_off()
     if "y" in powers:
         axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter("")
     if len(series) > 1:
         axes.legend(frameon=False, fontsize=9, labelcolor=INK)
     told = (f"{name}: " + ", ".join(_said(a, b) for a, b in zip(x, values, strict=True))
@@ -67,7 +68,8 @@ def bars(values: Mapping[str, float], *, title: str, along: str, level: Mapping[
     figure, axes = _axes(title, along, "", tall=0.9 + 0.42 * len(values))
     names = list(values)[::-1]
     drawn = axes.barh(names, [values[name] for name in names], color=RANKS[1], height=0.62)
-    axes.bar_label(drawn, [units.plain(values[name]) for name in names], padding=4, fontsize=9, color=INK)
+    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # over the lines of levels
+    axes.bar_label(drawn, [units.plain(values[name]) for name in names], padding=4, fontsize=9, color=INK, bbox=box)
     axes.margins(x=0.12)
     axes.grid(axis="y", visible=False)
     for name, place in (level or {}).items():
