@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -52,14 +53,15 @@ FACTS = "minipar.json"  # written last: a folder with it is complete
 @dataclass(frozen=True)
 class Saved:
     """A complete checkpoint: its folder, after how many steps it was made, the model in it, the checksum of each of its
-    files, how many of the steps changed the weights, and the loss scale with the good steps since it was changed."""
+    files, how many of the steps changed the weights, and the loss scale of float16 with the good steps since its last
+    change."""
 
     path: Path
     step: int
     model: dict[str, Any]
     files: dict[str, int] = field(default_factory=dict)
     updates: int = 0
-    loss_scale: tuple[float, int] = (1.0, 0)
+    loss_scale: tuple[float, int] | None = None
     data: str | None = None
 
 
@@ -70,20 +72,20 @@ def find(folder: str | Path) -> Saved:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"no checkpoint to resume from: {folder} is not a folder; name one that --save has written")
-    candidates = [folder, *sorted(folder.glob("step-*"), reverse=True)]
+        raise ValueError(f"no checkpoint: {folder} is not a folder; name one that --save has written")
+    candidates = [folder, *reversed(_steps(folder))]
     for candidate in candidates:
         if (candidate / FACTS).is_file():
             return _read_facts(candidate)
     partial = [path.name for path in folder.glob(".partial-*")]
     left = f" (half-written, not usable: {', '.join(sorted(partial))})" if partial else ""
-    raise ValueError(f"no checkpoint to resume from in {folder}{left}: name a folder that --save has written")
+    raise ValueError(f"no checkpoint in {folder}{left}: name a folder that --save has written")
 
 
 def find_whole(folder: str | Path, *, before: int | None = None) -> tuple[Saved | None, list[str]]:
     """The latest checkpoint that is whole, of fewer than `before` steps; and what is wrong with later ones."""
     faults_found: list[str] = []
-    for candidate in sorted(Path(folder).glob("step-*"), reverse=True):
+    for candidate in reversed(_steps(Path(folder))):
         if before is not None and int(candidate.name[5:]) >= before:
             continue
         try:
@@ -95,13 +97,18 @@ def find_whole(folder: str | Path, *, before: int | None = None) -> tuple[Saved 
     return None, faults_found
 
 
+def _steps(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, complete or not, in their order; whatever else is there is somebody else's."""
+    return sorted(path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name))
+
+
 def _read_facts(path: Path) -> Saved:
     try:
         facts = json.loads((path / FACTS).read_text())
         if not int(facts["step"]) > 0:
             raise ValueError(f"step {facts['step']}")
-        updates, (scale, good) = facts.get("updates", facts["step"]), facts.get("loss_scale", (1.0, 0))
-        files, scale = dict(facts.get("files", {})), (float(scale), int(good))
+        updates, files, scale = facts.get("updates", facts["step"]), dict(facts.get("files", {})), facts["loss_scale"]
+        scale = None if scale is None else (float(scale[0]), int(scale[1]))
         return Saved(path, int(facts["step"]), dict(facts["model"]), files, int(updates), scale, facts.get("data"))
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise ValueError(f"checkpoint {path} is damaged ({error}): remove it to use the one before") from None
@@ -142,7 +149,7 @@ def _damaged(saved: Saved, reason: str) -> faults.Refusal:
 def check_free(folder: str | Path, begin: int) -> None:
     """Raise `ValueError` if `folder` has checkpoints of later steps than `begin`, from which this run goes on: they
     are another run's, and would be mixed with this one's, or taken for them."""
-    steps = [int(path.name[5:]) for path in Path(folder).glob("step-*") if path.name[5:].isdigit()]
+    steps = [int(path.name[5:]) for path in _steps(Path(folder))]
     if max(steps, default=0) > begin:
         raise ValueError(
             f"{folder} holds checkpoints of another run, up to step {max(steps)}: choose another folder for --save, or "
@@ -158,7 +165,7 @@ def check_place(folder: str | Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        why = "it is a file" if folder.is_file() else error.strerror
+        why = "it is a file" if os.path.isfile(folder) else error.strerror
         raise ValueError(f"cannot save into {folder} ({why}): choose another folder") from None
 
 
@@ -194,7 +201,7 @@ class Saver:
         self.finish()
         facts = {"format": FORMAT, "step": engine.step_number, "model": asdict(engine.config.model)}
         facts |= {"data": self._data, "updates": engine.updates}
-        facts |= {"loss_scale": [engine.scale.value, engine.scale.good]}
+        facts |= {"loss_scale": None if engine.scale.fixed else [engine.scale.value, engine.scale.good]}
         runs = _named_runs(engine)
         if self._thread is None:
             with self._told():
@@ -219,18 +226,27 @@ class Saver:
             for left in self.folder.glob(".partial-*"):  # of a save that was killed
                 shutil.rmtree(left)
         group.barrier()
-        write_runs(runs, checkpoint_id=partial, process_group=group.handle)
+        try:
+            self._fill(partial, runs, facts)
+        except BaseException:
+            if group.rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
         if group.rank == 0:
+            if final.exists():
+                shutil.rmtree(final)
+            os.rename(partial, final)
+            for old in _steps(self.folder)[: -self._keep]:
+                shutil.rmtree(old)
+        group.barrier()
+
+    def _fill(self, partial: Path, runs: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        write_runs(runs, checkpoint_id=partial, process_group=self._group.handle)
+        if self._group.rank == 0:
             for name, text in self._texts.items():
                 _write_durably(partial / name, text)
             files = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
             _write_durably(partial / FACTS, json.dumps({**facts, "files": files}))
-            if final.exists():
-                shutil.rmtree(final)
-            os.rename(partial, final)
-            for old in sorted(self.folder.glob("step-*"))[: -self._keep]:
-                shutil.rmtree(old)
-        group.barrier()
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -300,6 +316,8 @@ def load(engine: Engine, saved: Saved) -> None:
         names = canonical_names(engine)
         for kept in engine.replicas.kept(engine.optimizer):
             for value, place in kept.values.items():
+                if saved.updates == 0 and value != "weight":
+                    continue  # no step had been taken, so the optimizer had no states, and has none now
                 piece = _piece(runs, names[id(kept.parameter)], value, kept.parameter, reader)
                 place.copy_(piece.view(-1)[kept.start : kept.start + place.numel()])
     except (Exception, CheckpointException) as error:  # whatever the bytes of a damaged file may lead to
@@ -309,7 +327,7 @@ def load(engine: Engine, saved: Saved) -> None:
     engine.replicas.loaded()
     engine.step_number, engine.updates = saved.step, saved.updates
     _set_steps(engine.optimizer, saved.updates)
-    if not engine.scale.fixed and saved.loss_scale[0] > 1:  # it was float16 there, too
+    if not engine.scale.fixed and saved.loss_scale is not None:  # it was float16 there, too
         engine.scale.value, engine.scale.good = saved.loss_scale
 
 

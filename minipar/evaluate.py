@@ -77,7 +77,7 @@ def generate(
     tokenizer = _tokenizer(saved)
     if tokenizer is None:
         raise ValueError(f"{saved.path} has no tokenizer: it was saved without minipar train; name one that was")
-    begin = tokenizer.encode(prompt) or [0]
+    begin = tokenizer.encode(prompt.encode("utf-8", "replace").decode()) or [0]
     drawn: list[list[int]] = launch.run(
         _generate, plan(), saved, begin, (tokens, temperature, top_k, seed), backend="gloo", timeout=None
     )
@@ -103,7 +103,8 @@ def sample(logits: torch.Tensor, temperature: float, top_k: int, draw: torch.Gen
         return int(logits.argmax())
     if 0 < top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], float("-inf"))
-    return int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=draw))
+    likely = torch.softmax((logits - logits.max()).double() / temperature, 0)
+    return int(torch.multinomial(likely, 1, generator=draw))
 
 
 def _found(folder: str) -> Saved:

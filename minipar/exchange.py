@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from minipar import checkpoint, launch
 from minipar.checkpoint import Saved, canonical_names
+from minipar.files import write_whole
 from minipar.mesh import Mesh, plan
 from minipar.model import GPT, GPTConfig
 from minipar.precision import MasterOptimizer
@@ -34,45 +33,52 @@ def export(folder: str, path: str) -> int:
     """Write the weights of the latest checkpoint in `folder` to a file; how many parameters it has. Raises
     `ValueError`, one line, where there is no checkpoint or no place."""
     saved = checkpoint.find(folder)
+    if os.path.realpath(saved.path) in (os.path.realpath(path), os.path.dirname(os.path.realpath(path))):
+        raise ValueError(f"{path!r} lies in the checkpoint that it is made of: name a file elsewhere")
     checkpoint.check_whole(saved)
-    numbers: list[int] = launch.run(_export, plan(), saved, path, backend="gloo", timeout=None)
-    return numbers[0]
+    written: list[tuple[int, bytes]] = launch.run(_whole, plan(), saved, backend="gloo", timeout=None)
+    number, data = written[0]
+    write_whole(path, data)
+    return number
 
 
-def _export(mesh: Mesh, saved: Saved, path: str) -> int:
-    from safetensors.torch import save_file
+def _whole(mesh: Mesh, saved: Saved) -> tuple[int, bytes]:
+    from safetensors.torch import save
 
     engine = Engine(mesh, TrainConfig(model=GPTConfig(**saved.model), global_batch=1, micro_batches=1))
     checkpoint.load(engine, saved)
     weights = {name: weight.detach().clone() for name, weight in engine.parameters().items()}
-    target = Path(os.path.realpath(path))
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".minipar-")
-    os.close(handle)
-    try:
-        facts = {"format": "pt", "model": json.dumps(saved.model), "step": str(saved.step)}
-        save_file(weights, temporary, metadata=facts)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return sum(weight.numel() for weight in weights.values())
+    facts = {"format": "pt", "model": json.dumps(saved.model), "step": str(saved.step)}
+    return sum(weight.numel() for weight in weights.values()), save(weights, metadata=facts)
 
 
 def check(path: str, model: GPTConfig) -> None:
     """Raise `ValueError`, naming every difference, unless the file holds the weights of this model."""
+    wanted = {**asdict(model), "kv_heads": model.key_value_heads, "dropout": None}  # that may be another
     with torch.device("meta"):
         ours = {name: tuple(weight.shape) for name, weight in GPT(model).named_parameters()}
     with _opened(path) as file:
         theirs = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 -- no mapping
-    different = [f"no {name}" for name in ours if name not in theirs]
+        told = _model_of(file.metadata())
+    different = [f"{name} {value} there, {wanted[name]} here" for name, value in told.items() if wanted[name] != value]
+    different += [f"no {name}" for name in ours if name not in theirs]
     different += [f"{name} is {shape}" for name, shape in theirs.items() if name in ours and ours[name] != shape]
     different += [f"{name} is not ours" for name in theirs if name not in ours]
     if different:
         more = f" and {len(different) - 3} more" if len(different) > 3 else ""
         raise ValueError(
-            f"{path!r} holds other weights than this model's ({'; '.join(different[:3])}{more}): name a file that "
-            f"minipar export has written for {asdict(model)}"
+            f"{path!r} holds other weights than this model's ({'; '.join(different[:3])}{more}): choose the sizes of "
+            "the model that minipar export has written, or another file"
         )
+
+
+def _model_of(facts: dict[str, str] | None) -> dict[str, Any]:
+    """What the file says of the model whose weights it has, as far as it is known here."""
+    try:
+        model = GPTConfig(**json.loads((facts or {})["model"]))
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return {**asdict(model), "kv_heads": model.key_value_heads, "dropout": None}
 
 
 def read_into(engine: Engine, path: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -53,15 +54,19 @@ def check_writable(path: str | None) -> None:
         raise ValueError(f"cannot write {path!r} ({why}): name a file in a folder that can be written") from None
 
 
-def check_outputs(**paths: str | None) -> None:
-    """Raise `ValueError` now if one of the files could not be written, or two of them are the same."""
-    names: dict[str, str] = {}
+def check_outputs(inputs: Mapping[str, str | None] | None = None, **paths: str | None) -> None:
+    """Raise `ValueError` now if one of the files could not be written, two of them are the same, or one is an input (or
+    lies in the folder of a checkpoint, `resume`)."""
+    names = {os.path.realpath(path): option for option, path in (inputs or {}).items() if path}
+    kept = os.path.realpath((inputs or {}).get("resume") or os.devnull)
     for option, path in paths.items():
         check_writable(path)
         if path is not None and not written_in_place(path):
             other = names.setdefault(os.path.realpath(path), option)
             if other != option:
                 raise ValueError(f"--{other} and --{option} both name {path!r}: give each a file of its own")
+            if os.path.realpath(path).startswith(kept + os.sep):
+                raise ValueError(f"--{option} {path!r} lies in the checkpoint of --resume: name a file elsewhere")
 
 
 def check_ending(path: str | None, *endings: str) -> None:

@@ -91,7 +91,7 @@ def after_save(folder: Path, rank: int, saved: int) -> None:
     """corrupt-checkpoint: the first checkpoint of a run loses a byte on the disk."""
     if rank or saved != 1:
         return
-    newest = max(folder.glob("step-*"))
+    newest = max(path for path in folder.glob("step-*") if path.name[5:].isdigit())
     data = max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size)
     with open(data, "r+b") as file:
         file.seek(data.stat().st_size // 2)

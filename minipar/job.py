@@ -20,21 +20,17 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import psutil  # type: ignore[import-untyped]
-
-from minipar import comm, corpus, faults, inject, ledger, link, memory, replay, report, trace
-from minipar import schedule as schedules
+from minipar import before, comm, corpus, faults, inject, link, memory, replay, report, trace
+from minipar.before import FULL_SPEED
 from minipar.facts import Footprint
-from minipar.launch import RANK_BYTES, World, under_torchrun
+from minipar.launch import World, under_torchrun
 from minipar.mesh import Mesh
-from minipar.precision import ACCOUNTS
 from minipar.report import RankFacts
 from minipar.train import Engine, StepResult, TrainConfig, check, learning_rate
 
 if TYPE_CHECKING:
     from minipar import checkpoint
 
-FULL_SPEED = 6  # steps before a slow link is put in; the last half of them is what the prediction stands on
 KEPT_STEPS = 5  # spans and messages are kept for the last few steps only
 EVENT = "\x1eminipar "  # marks the lines with which rank 0 tells the launcher of its progress
 
@@ -80,13 +76,14 @@ def run(job: Job, on_event: OnEvent) -> Outcome | None:
     started = time.time()
     check(job.config, job.mesh.shape)
     inject.check(job.inject, steps=job.config.steps, ranks=job.mesh.size, saves=bool(job.save and job.save_every))
-    check_network(job)
+    before.check_network(job)
     comm.choose_backend(int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else job.mesh.size, job.backend)
     if not under_torchrun():
-        check_memory(job)
-        check_folders(job)
+        before.check_memory(job)
+        before.check_folders(job)
     prepared = corpus.prepare(job.data, vocab=job.config.model.vocab)
     batches_of(job, prepared)  # raises for a text that is too short
+    before.check_text(job, prepared)
     on_event({"event": "corpus", "statistics": str(prepared.statistics)})
     if under_torchrun():
         with World(job.mesh, backend=job.backend) as world:
@@ -121,6 +118,8 @@ def next_attempt(job: Job, error: faults.RankError, reached: int, on_event: OnEv
 
     assert job.save is not None
     saved, damaged = checkpoint.find_whole(job.save)
+    if saved is None and job.resume:
+        saved = checkpoint.find(job.resume)
     reason = str(error).splitlines()[0]
     on_event({"event": "restart", "reason": reason, "step": saved.step if saved else 0, "damaged": damaged})
     ahead = tuple(fault for fault in job.inject if fault.step > reached)
@@ -143,62 +142,6 @@ def batches_of(job: Job, prepared: corpus.Corpus) -> corpus.Batches:
     )
 
 
-def check_memory(job: Job) -> None:
-    """Raise `ValueError` if weights, gradients, optimizer states and activations of the ranks don't fit into memory."""
-    shape, config = report.shape_of(job.config, job.mesh), job.config
-    order = schedules.by_name(config.schedule, shape.pp, shape.micro_batches, config.chunks)
-    need = job.mesh.size * RANK_BYTES
-    for stage in range(shape.pp):
-        values = ledger.rank_parameters(shape, stage)
-        state = ledger.model_state_bytes(values, dp=shape.dp, zero=shape.zero, precision=ACCOUNTS[config.precision])
-        need += shape.dp * shape.tp * (state.total + ledger.peak_activation_bytes(shape, order, stage))
-    free = psutil.virtual_memory().available
-    if need > free:
-        raise ValueError(
-            f"{job.mesh.size} ranks of this model need about {need / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB "
-            "are free: choose a smaller model or batch, more micro-batches, fewer ranks, or a higher --zero"
-        )
-
-
-def check_network(job: Job) -> None:
-    """Raise `ValueError` if a slow link is asked for where there can be none, or for too short a time."""
-    if job.network is None:
-        return
-    if under_torchrun():
-        raise ValueError("the ranks of torchrun have a network of their own: leave out --nodes and --link")
-    if job.backend == "nccl":
-        raise ValueError("only messages of gloo are slowed down: leave out --backend nccl, or --nodes and --link")
-    begin = 0
-    if job.resume:
-        from minipar import checkpoint
-
-        begin = checkpoint.find(job.resume).step
-    if job.config.steps - begin <= FULL_SPEED:
-        raise ValueError(
-            f"--steps {job.config.steps} is too short for --link: the first {FULL_SPEED} steps run at full speed, to "
-            f"predict the others; choose more than {begin + FULL_SPEED}"
-        )
-
-
-def check_folders(job: Job) -> None:
-    """Raise `ValueError` if there is nothing to resume from or to begin with, or nowhere to save to."""
-    from minipar import checkpoint, exchange
-
-    if job.init and job.resume:
-        raise ValueError("--init and --resume both bring weights: give one of them")
-    if job.init:
-        exchange.check(job.init, job.config.model)
-    if job.resume:
-        saved = checkpoint.find(job.resume)
-        checkpoint.check(saved, job.config)
-        checkpoint.check_whole(saved)
-        if saved.step >= job.config.steps:
-            raise ValueError(f"{saved.path} is at step {saved.step} already: choose --steps above that to go on")
-    if job.save:
-        checkpoint.check_place(job.save)
-        checkpoint.check_free(job.save, saved.step if job.resume else 0)
-
-
 # On each rank.
 
 
@@ -213,7 +156,7 @@ def _train_under_torchrun(mesh: Mesh, job: Job, started: float, on_event: OnEven
     if job.save and mesh.world.wire.attempts:
         saved, _ = checkpoint.find_whole(job.save)
         job = replace(job, resume=str(saved.path) if saved else job.resume, inject=())
-    check_folders(job)
+    before.check_folders(job)
     return _train_and_tell(mesh, job, started, on_event)
 
 
@@ -275,7 +218,8 @@ def train(mesh: Mesh, job: Job, started: float, say: OnEvent) -> report.RankFact
     wire.messages.clear()
     meter = trace.ActivationMeter(engine.parameters().values())
     facts = report.RankFacts([], [], [], time.time() - started, [], [], [], {}, Footprint(), 0, 0)
-    say({"event": "start", "seconds": facts.startup_seconds, "begin": begin, "steps": config.steps})
+    started_as = {"begin": begin, "steps": config.steps, "attempts": mesh.world.wire.attempts}
+    say({"event": "start", "seconds": facts.startup_seconds, **started_as})
     for step in range(begin, config.steps):
         if job.network and step in (begin, begin + FULL_SPEED):
             held_back = job.network.link if step > begin else link.UNHINDERED

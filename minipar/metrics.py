@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from io import FileIO
 from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import Any, TextIO
+from typing import Any
 
 from minipar.files import as_json
 
@@ -49,49 +51,77 @@ def line_of(event: Event, *, peak_flops: float = 0.0) -> Event:
 
 class Log:
     """Hears the events of a run and writes its steps; whatever else happens (a restart, going back) is a line as
-    well. Each line is there as soon as its step is over."""
+    well. Each line is there as soon as its step is over. Files are opened when the first rank has started, so that a
+    run that is refused touches none; what goes on from a checkpoint adds to a log that is there. When a file can no
+    longer be written, `complain` is told, and the run goes on without it."""
 
-    def __init__(self, path: str | None, board: str | None = None, *, peak_flops: float = 0.0) -> None:
-        self._board: Any = _writer(board) if board else None
-        self._file: TextIO | None = open(path, "w", encoding="utf-8") if path else None  # noqa: SIM115 -- for the run
-        self._peak = peak_flops
+    def __init__(
+        self,
+        path: str | None,
+        board: str | None = None,
+        *,
+        peak_flops: float = 0.0,
+        complain: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._path, self._folder, self._peak, self._complain = path, board, peak_flops, complain
+        self._make_board = _library() if board else None
+        self._board: Any = None
+        self._file: FileIO | None = None
 
     def hear(self, event: Event) -> None:
         """An event of `job.run`."""
-        if self._file is None and self._board is None:
-            return
-        if event["event"] == "step":
-            line = line_of(event, peak_flops=self._peak)
-            self._write(line)
-            if self._board is not None:
-                for name in CURVES:
-                    if isinstance(line.get(name), int | float) and isfinite(line[name]):
-                        self._board.add_scalar(name, line[name], line["step"])
-        elif event["event"] in ("restart", "rollback"):
-            self._write(event)
+        try:
+            match event["event"]:
+                case "start":
+                    self._open(event)
+                case "step" if self._file is not None or self._board is not None:
+                    self._step(line_of(event, peak_flops=self._peak))
+                case "restart" | "rollback":
+                    self._write(event)
+        except OSError as error:
+            lost = self._path or self._folder
+            self._complain(f"cannot write {lost!r} ({error.strerror}): training goes on without it")
+            self.__exit__()
+            self._file = self._path = self._board = self._make_board = None
+
+    def _open(self, event: Event) -> None:
+        if self._path and self._file is None:
+            self._file = open(self._path, "ab" if event["begin"] else "wb", buffering=0)  # noqa: SIM115 -- for the run
+            if event.get("attempts"):
+                again = "torchrun has started the ranks again"
+                self._write({"event": "restart", "reason": again, "step": event["begin"]})
+        if self._make_board is not None and self._board is None:
+            self._board = self._make_board(self._folder)
+
+    def _step(self, line: Event) -> None:
+        self._write(line)
+        if self._board is not None:
+            for name in CURVES:
+                if isinstance(line.get(name), int | float) and isfinite(line[name]):
+                    self._board.add_scalar(name, line[name], line["step"])
 
     def __enter__(self) -> Log:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._file is not None:
-            self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for one in (self._file, self._board):
+            with suppress(OSError):
+                if one is not None:
+                    one.close()
 
     def _write(self, line: Event) -> None:
         if self._file is not None:
-            self._file.write(as_json(line))
-            self._file.flush()
+            self._file.write(as_json(line).encode())
 
 
-def _writer(folder: str) -> Any:
+def _library() -> Callable[[str | None], Any]:
+    """TensorBoard's own. Raises `ValueError`, one line, where it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ValueError("--tensorboard needs its library: pip install 'minipar[tensorboard]'") from None
-    make: Callable[..., Any] = SummaryWriter
-    return make(folder)
+    make: Callable[[str | None], Any] = SummaryWriter
+    return make
 
 
 def read(path: str | Path) -> list[Event]:

@@ -28,7 +28,21 @@ from torch import Tensor, nn
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
 ACCOUNTS = {"fp32": "fp32", "fp64": "fp64", "bf16": "mixed", "fp16": "mixed"}  # as `ledger.model_state_bytes` says it
-FIRST_SCALE, LARGEST_SCALE = 2.0**16, 2.0**24
+FIRST_SCALE, LARGEST_SCALE = 2.0**16, 2.0**32
+
+
+def misfits(precision: str, loss_scale: float, window: int) -> list[str]:
+    """What is wrong with these options, a line each."""
+    faults = []
+    if precision not in DTYPES:
+        faults.append(f"unknown precision {precision!r}: choose from {', '.join(DTYPES)}")
+    if loss_scale and not 1 <= loss_scale <= LARGEST_SCALE:
+        faults.append(f"loss scale {loss_scale:g}: choose from 1 to {LARGEST_SCALE:,.0f}, or 0 for the usual one")
+    if loss_scale and precision != "fp16":
+        faults.append(f"a loss scale is for fp16, and precision is {precision}: leave one of them out")
+    if window < 1:
+        faults.append(f"scale window {window}: choose a number of steps from 1")
+    return faults
 
 
 def is_mixed(precision: str) -> bool:

@@ -80,12 +80,9 @@ def check(config: TrainConfig, shape: dict[str, int]) -> None:
     for name in ("global_batch", "micro_batches", "chunks", "steps"):
         if getattr(config, name) < 1:
             faults.append(f"{name.replace('_', '-')} {getattr(config, name)}: choose a whole number from 1")
-    if config.precision not in precisions.DTYPES:
-        faults.append(f"unknown precision {config.precision!r}: choose from {', '.join(precisions.DTYPES)}")
+    faults += precisions.misfits(config.precision, config.loss_scale, config.scale_window)
     if config.recompute not in RECOMPUTE:
         faults.append(f"unknown recompute {config.recompute!r}: choose from {', '.join(RECOMPUTE)}")
-    if not (config.loss_scale >= 0 and config.scale_window >= 1):
-        faults.append(f"loss scale {config.loss_scale:g} and window {config.scale_window}: choose both above 0")
     if config.zero not in (0, 1, 2, 3):
         faults.append(f"ZeRO has no stage {config.zero}: choose 0 (off), 1, 2 or 3")
     if not config.lr > 0:

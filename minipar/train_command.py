@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from minipar import inject, quantities
-from minipar.arguments import LARGEST, in_torchrun, number
+from minipar.arguments import LARGEST, PROGRAM, complain, in_torchrun, number
 from minipar.files import as_json, check_outputs, write_whole
 from minipar.guard import end_at_once, on_signals
 from minipar.link import FORM, asked_network
@@ -131,13 +131,19 @@ def degrees(options: argparse.Namespace) -> dict[str, int]:
 
 def check_train(options: argparse.Namespace) -> tuple[inject.Fault, ...]:
     """Raise `ValueError` for options that contradict each other, before anything is imported; the faults to make."""
-    check_outputs(report=options.report, trace=options.trace, picture=options.picture, log=options.log)
+    outputs = {name: getattr(options, name) for name in ("report", "trace", "picture", "log")}
+    check_outputs(**outputs, inputs={name: getattr(options, name) for name in ("data", "init", "resume")})
     if options.picture:
         from minipar.show import saving
 
         saving.check_ending(options.picture)
-    if "" in (options.save, options.resume):
-        raise ValueError("--save '' or --resume '' names no folder: name one, or leave the option out")
+    for name in ("save", "resume", "init", "tensorboard", "data"):
+        if getattr(options, name) == "":
+            raise ValueError(f"--{name} '' names nothing: name a file or folder, or leave the option out")
+    if options.peak_flops and not (options.log or options.tensorboard):
+        raise ValueError("--peak-flops is for the MFU in a log: add --log FILE or --tensorboard FOLDER")
+    if options.restarts and in_torchrun():
+        raise ValueError("torchrun restarts its ranks itself: leave out --restarts, and give torchrun --max-restarts")
     for name in ("save_every", "save_aside", "restarts", "rollback"):
         asked = getattr(options, name)
         if asked and options.save is None:
@@ -173,7 +179,8 @@ def command(options: argparse.Namespace) -> int:
         kept["log"] = bool(options.log or options.tensorboard)
         kept["network"] = asked_network(options.nodes, options.link, plan(**shape).size)
         made = job.Job(config, plan(**shape), options.data, options.backend, **kept)
-        with metrics.Log(options.log, options.tensorboard, peak_flops=options.peak_flops or 0.0) as log:
+        peak, tell = options.peak_flops or 0.0, lambda text: complain(f"{PROGRAM} train: {text}")
+        with metrics.Log(options.log, options.tensorboard, peak_flops=peak, complain=tell) as log:
             outcome = job.run(made, told(progress.hear, log.hear))
         if outcome is None:
             return 0

@@ -122,6 +122,7 @@ def test_tensorboard_reads_what_a_run_wrote(tmp_path: Path) -> None:
     step = {"event": "step", "norm": 1.0, "loss_scale": 2.0, "lr": 0.1, "skipped": False, "seconds": 0.5, "tokens": 100,
             "bytes": {}, "flops": 1e9, "world_size": 2}  # fmt: skip
     with metrics.Log(None, str(tmp_path), peak_flops=1e10) as log:
+        log.hear({"event": "start", "begin": 0})
         for number in range(3):
             log.hear({**step, "step": number, "loss": 5.0 - number})
         log.hear({**step, "step": 3, "loss": float("nan")})
@@ -129,3 +130,40 @@ def test_tensorboard_reads_what_a_run_wrote(tmp_path: Path) -> None:
     events.Reload()
     assert [(one.step, one.value) for one in events.Scalars("loss")] == [(0, 5.0), (1, 4.0), (2, 3.0)]
     assert events.Scalars("mfu")[0].value == pytest.approx(1e9 / 0.5 / 2 / 1e10)
+
+
+# Places.
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> str:
+    minipar.run(train_and_save, plan(), CONFIG, str(tmp_path / "run"))
+    return str(tmp_path / "run")
+
+
+def test_the_checkpoint_that_is_exported_is_not_written_into(saved: str) -> None:
+    part = next(Path(saved).glob("step-*/*.distcp"))
+    before = part.read_bytes()
+    with pytest.raises(ValueError, match="name a file elsewhere"):
+        exchange.export(saved, str(part))
+    assert part.read_bytes() == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_device_stays_a_device_and_a_full_one_is_told(saved: str) -> None:
+    with pytest.raises(ValueError, match="No space left on device"):
+        exchange.export(saved, "/dev/full")
+    assert Path("/dev/full").is_char_device()
+
+
+def test_an_exported_file_has_the_rights_of_any_other(saved: str, tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    exchange.export(saved, str(tmp_path / "w"))
+    assert (tmp_path / "w").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_weights_of_other_heads_are_another_model(saved: str, tmp_path: Path) -> None:
+    exchange.export(saved, str(tmp_path / "w"))
+    other = GPTConfig(**{**vars(MODEL), "heads": 2, "kv_heads": 1})
+    with pytest.raises(ValueError, match="heads 4 there, 2 here"):
+        exchange.check(str(tmp_path / "w"), other)

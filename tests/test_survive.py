@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,103 @@ def test_a_fault_that_cannot_come_is_refused_in_one_line(run: Run, fault: str, s
 def test_what_needs_checkpoints_says_so(run: Run, options: tuple[str, ...]) -> None:
     code, _, _, printed = run(*options)
     assert code == 2 and "add --save FOLDER" in printed and len(printed.strip().splitlines()) == 1
+
+
+# What is not lost.
+
+
+def test_an_output_that_would_replace_an_input_is_refused_and_the_input_stays(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("word " * 3000)
+    run("--steps", "2", "--save", "kept")
+    for options in (
+        ("--data", "mine.txt", "--trace", "mine.txt"),
+        ("--data", "mine.txt", "--picture", "./mine.txt"),
+        ("--init", "mine.txt", "--trace", "mine.txt"),
+        ("--resume", "kept", "--trace", "kept/step-00000002/__0_0.distcp"),
+    ):
+        code, _, _, printed = run(*options)
+        assert code == 2 and len(printed.strip().splitlines()) == 1, printed
+    assert (tmp_path / "mine.txt").read_text() == "word " * 3000
+    assert run("--steps", "3", "--resume", "kept")[0] == 0
+
+
+def test_a_refused_run_leaves_an_old_log_alone_and_a_resumed_one_adds_to_it(run: Run, tmp_path: Path) -> None:
+    _, _, lines, _ = run("--steps", "2", "--save", "kept")
+    (tmp_path / "old.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    with pytest.raises(SystemExit):
+        cli.main(["train", *SMALL, "--data", "missing", "--log", "old.jsonl", "--tensorboard", "board"])
+    assert (tmp_path / "old.jsonl").read_text() == json.dumps(lines[0]) + "\n" and not (tmp_path / "board").exists()
+    with pytest.raises(SystemExit) as end:
+        cli.main(["train", *SMALL, "--data", "text", "--resume", "kept", "--steps", "4", "--log", "old.jsonl"])
+    assert not end.value.code
+    assert [step["step"] for step in metrics.read(tmp_path / "old.jsonl")] == [0, 2, 3]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_log_that_can_no_longer_be_written_does_not_end_the_run(run: Run) -> None:
+    code, made, _, printed = run("--steps", "3", "--log", "/dev/full")
+    assert code == 0 and len(made["losses"]) == 3
+    assert printed.count("cannot write '/dev/full' (No space left on device): training goes on without it") == 1
+
+
+def test_a_restart_before_the_first_save_goes_back_to_what_was_resumed(run: Run) -> None:
+    run("--dp", "2", "--steps", "3", "--save", "first")
+    _, whole, _, _ = run("--dp", "2", "--steps", "7", "--resume", "first")
+    more = ("--save", "second", "--restarts", "1", "--inject", "kill@5:rank1")
+    code, made, lines, _ = run("--dp", "2", "--steps", "7", "--resume", "first", *more)
+    assert code == 0 and [line["step"] for line in lines if line.get("event") == "restart"] == [3]
+    assert made["losses"] == whole["losses"]
+
+
+def test_a_checkpoint_from_before_the_first_update_is_as_good_as_any(run: Run) -> None:
+    skipped = ("--inject", "nan@0:rank0", "--inject", "nan@1:rank0")
+    _, whole, _, _ = run("--dp", "2", "--steps", "5", *skipped)
+    run("--dp", "2", "--steps", "2", "--save", "kept", *skipped)
+    code, made, _, _ = run("--dp", "2", "--steps", "5", "--resume", "kept")
+    assert code == 0 and made["losses"] == whole["losses"][2:]
+
+
+def test_folders_that_are_no_checkpoints_stay_and_do_not_count(run: Run, tmp_path: Path) -> None:
+    run("--steps", "2", "--save", "kept")
+    for name in ("step-best", "step-00000009-mine"):
+        shutil.copytree(tmp_path / "kept/step-00000002", tmp_path / "kept" / name)
+    code, *_ = run("--steps", "6", "--resume", "kept", "--save", "kept", "--save-every", "1", "--keep", "2")
+    left = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    assert code == 0 and left == ["step-00000005", "step-00000006", "step-00000009-mine", "step-best"]
+
+
+def test_a_run_does_not_go_on_with_other_text(run: Run, tmp_path: Path) -> None:
+    run("--steps", "2", "--save", "kept")
+    (tmp_path / "other").mkdir()
+    for number in range(6):
+        words = " ".join(f"thing{(5 * number + i) % 89} runs{i % 11}" for i in range(400))
+        (tmp_path / "other" / f"{number}.txt").write_text(words)
+    code, _, _, printed = run("--steps", "4", "--resume", "kept", "--data", "other")
+    assert code == 2 and "was trained on other text" in printed and "go on with --data" in printed
+
+
+def test_the_loss_scale_goes_on_where_it_was_also_from_one(run: Run) -> None:
+    half = ("--dp", "2", "--precision", "fp16", "--loss-scale", "1", "--scale-window", "3")
+    _, whole, _, _ = run(*half, "--steps", "7")
+    run(*half, "--steps", "2", "--save", "kept")
+    _, made, _, _ = run(*half, "--steps", "7", "--resume", "kept")
+    assert made["loss_scales"] == whole["loss_scales"][2:] and made["losses"] == whole["losses"][2:]
+
+
+IGNORED = [
+    (("--loss-scale", "100"), "a loss scale is for fp16"),
+    (("--precision", "fp16", "--loss-scale", "1e300"), "choose from 1 to"),
+    (("--precision", "fp16", "--loss-scale", "1e-40"), "choose from 1 to"),
+    (("--init", ""), "--init '' names nothing"),
+    (("--tensorboard", ""), "--tensorboard '' names nothing"),
+    (("--save", "x" * 300), "File name too long"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), IGNORED, ids=lambda value: str(value)[:40])
+def test_what_would_be_ignored_or_go_wrong_is_refused(run: Run, options: tuple[str, ...], said: str) -> None:
+    code, _, _, printed = run(*options)
+    assert code == 2 and said in printed and len(printed.strip().splitlines()) == 1
 
 
 # Drawn.
