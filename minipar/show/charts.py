@@ -51,6 +51,8 @@ def lines(
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(x), [units.amount(value) if value >= 1e4 else units.plain(value) for value in x])
         axes.minorticks_off()
+    elif all(float(value).is_integer() for value in x):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     if "y" in powers:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter("")
