@@ -299,7 +299,7 @@ class Group:
     def _agree(self, message: Message, tensor: Tensor, how: str) -> None:
         """Raise unless every rank of the group makes the same call now; `how` says more of the operation."""
         kind = "shared " * bool(shared.neighbours(tensor, self)) + str(tensor.dtype).removeprefix("torch.")
-        mine = f"{message.op}{how} of {tensor.numel()} {kind} ({message.tag})"
+        mine = f"{message.op}{how} of {tensor.numel()} {kind}{f' ({message.tag})' if message.tag else ''}"
         self.wire.waiting(describe(message))
         calls: list[Any] = [None] * self.size
         dist.all_gather_object(calls, mine, group=self.handle)

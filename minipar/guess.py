@@ -11,9 +11,10 @@ Idea    Whoever has committed to an answer reads the result with other eyes. The
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape, unescape
 from typing import Any
 
 from minipar.show import widgets
@@ -92,9 +93,8 @@ class Page:
         return self.html
 
     def __repr__(self) -> str:
-        from re import sub
-
-        return sub(r"\s+", " ", sub("<[^>]*>", " ", self.html)).strip()
+        words = re.sub(r"\s+", " ", unescape(re.sub("<[^>]*>", " ", self.html))).strip()
+        return re.sub(r" ([,.:])", r"\1", words)
 
 
 def _frame(colour: str) -> str:

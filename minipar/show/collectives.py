@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 from minipar.show import units
 from minipar.show.drawing import Drawing
-from minipar.show.palette import ACCENT, GRID, INK, MUTED, PAPER, RANKS, ink_on
+from minipar.show.palette import ACCENT, GRID, INK, MUTED, RANKS, ink_on
 from minipar.show.stepper import Steps, steps
-from minipar.show.svg import BOLD, Sheet, arrow_head, text_width
+from minipar.show.svg import BOLD, HALO, Sheet, arrow_head
 from minipar.show.timelines import draw_title
 
 Cell = frozenset[int]  # the ranks whose values are in it; empty: nothing is there
@@ -117,10 +117,8 @@ def _draw_row(
             continue
         text = texts[piece] if texts else label(rank, piece) if label else LETTERS[piece]
         summed = len(members) > 1
-        if summed:
-            wide = text_width(text, 12) + 8
-            sheet.rect(x + (CELL - 4 - wide) / 2, y + 6, wide, TALL - 12, PAPER)
-        sheet.text(x + (CELL - 4) / 2, y + 19, text, 12, INK if summed else ink_on(RANKS[members[0]]), "middle")
+        ink, halo = (INK, HALO) if summed else (ink_on(RANKS[members[0]]), "")
+        sheet.text(x + (CELL - 4) / 2, y + 19, text, 12, ink, "middle", halo)
 
 
 # A ring.

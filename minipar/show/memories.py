@@ -15,7 +15,7 @@ from typing import Any
 from minipar.show import units
 from minipar.show.drawing import Drawing
 from minipar.show.palette import ACCOUNTS, GRID, INK, MUTED, ink_on
-from minipar.show.svg import BOLD, Sheet, hatching, text_width
+from minipar.show.svg import BOLD, HALO, Sheet, hatching, text_width
 from minipar.show.timelines import MARGIN, draw_title
 
 WIDTH = 1000
@@ -82,13 +82,13 @@ def _sheet(title: str, groups: list[tuple[str, list[Bar]]], most: float, limit_b
     top = y
     left = max(80.0, MARGIN + 12 + max(text_width(bar.label, 12) for bar in bars))
     scale = Scale(left, (WIDTH - left - RIGHT) / most)
-    ground = Sheet(WIDTH)
+    ground, above = Sheet(WIDTH), Sheet(WIDTH)
     for name, group in groups:
         if name:
             ground.text(MARGIN, y + 12, name, 13, INK, more=BOLD)
             y += 20
         for bar in group:
-            y = _draw_bar(ground, bar, y, scale)
+            y = _draw_bar(ground, above, bar, y, scale)
         y += 8 if name else 0
     _draw_axis(sheet, most, scale, top, y)
     sheet.write(ground.content)
@@ -96,6 +96,7 @@ def _sheet(title: str, groups: list[tuple[str, list[Bar]]], most: float, limit_b
         x = scale.x(limit_bytes)
         sheet.line(x, top - 8, x, y, INK, 1.8, "6 3")
         sheet.text(x + 5, top - 4, f"limit {units.size(limit_bytes)}", 11, INK)
+    sheet.write(above.content)
     sheet.height = y + 44
     return sheet
 
@@ -228,8 +229,9 @@ def _draw_piece(sheet: Sheet, account: str, x: float, y: float, width: float, he
         sheet.path(hatching(x, y, width, height, 7), "#ffffff", 1, more=' stroke-opacity="0.55"')
 
 
-def _draw_bar(sheet: Sheet, bar: Bar, y: float, scale: Scale) -> float:
-    """A rank: its accounts in a row, the prediction below, the total behind; returns where the next begins."""
+def _draw_bar(sheet: Sheet, above: Sheet, bar: Bar, y: float, scale: Scale) -> float:
+    """A rank: its accounts in a row, the prediction below, and `above` all lines the total behind; returns where the
+    next begins."""
     sheet.text(scale.left - 10, y + TALL / 2 + 4, bar.label, 12, INK, "end")
     x = scale.left
     for account, value in bar.accounts.items():
@@ -245,9 +247,9 @@ def _draw_bar(sheet: Sheet, bar: Bar, y: float, scale: Scale) -> float:
             _draw_piece(sheet, account, x, below, max(value * scale.per_byte - 1, 0), THIN)
             x += value * scale.per_byte
         end, below = max(end, x), below + THIN
-    sheet.text(end + 8, y + TALL / 2 + 4, units.size(total(bar.accounts)), 12, INK, more=BOLD)
+    above.text(end + 8, y + TALL / 2 + 4, units.size(total(bar.accounts)), 12, INK, more=BOLD + HALO)
     if bar.predicted:
-        sheet.text(end + 8, below, f"predicted {units.size(total(bar.predicted))}", 10, MUTED)
+        above.text(end + 8, below, f"predicted {units.size(total(bar.predicted))}", 10, MUTED, more=HALO)
     return below + 8
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import log10
+from math import isfinite, log10
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def _draw_legend(sheet: Sheet, y: float, names: list[str], runs: list[list[Step]
 
 
 def _draw_panel(sheet: Sheet, curve: Curve, runs: list[list[Step]], across: Callable[[int], float], y: float) -> float:
-    values = [value for steps in runs for step in steps if (value := curve.value(step)) is not None]
+    values = [value for steps in runs for step in steps if (value := _drawn(curve, step)) is not None]
     sheet.text(MARGIN, y - 8, curve.name + (f" in {curve.unit}" if curve.unit else ""), 12, INK, more=BOLD)
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     scale: Callable[[float], float] = log10 if curve.powers and low > 0 else float
@@ -162,8 +162,8 @@ def _draw_panel(sheet: Sheet, curve: Curve, runs: list[list[Step]], across: Call
     for number, steps in enumerate(runs):
         points, pen = [], "M"
         for step in steps:
-            value = curve.value(step)
-            if value is None or (step.get("skipped") and curve.name == "gradient norm"):
+            value = _drawn(curve, step)
+            if value is None:
                 pen = "M"
                 continue
             points.append(f"{pen}{across(step['step']):.1f} {up(value):.1f}")
@@ -174,6 +174,14 @@ def _draw_panel(sheet: Sheet, curve: Curve, runs: list[list[Step]], across: Call
                 if step.get(mark.key):
                     _draw_mark(sheet, mark, across(step["step"]), y + TALL + 9)
     return y + TALL + GAP
+
+
+def _drawn(curve: Curve, step: Step) -> float | None:
+    """The number of a step, if it is one: the norm of a skipped step is none."""
+    value = curve.value(step)
+    if value is None or not isfinite(value) or (step.get("skipped") and curve.name == "gradient norm"):
+        return None
+    return value
 
 
 def _draw_steps(sheet: Sheet, most: int, across: Callable[[int], float], y: float) -> None:

@@ -88,5 +88,5 @@ def steps(drawings: Sequence[Drawing], captions: Sequence[str] | None = None, *,
         f'<div class="minipar-steps" tabindex="0" role="group" aria-label="{escape(title, quote=True)}">'
         f"<style>{STYLE}</style>{controls}{frames}<script>{SCRIPT}</script></div>"
     )
-    words = " ".join(f"Step {number}: {text}." for number, text in enumerate(said, 1))
+    words = " ".join(f"Step {number}: {text.rstrip('.')}." for number, text in enumerate(said, 1))
     return Steps(drawings[-1].svg, title, words, html)

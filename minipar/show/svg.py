@@ -82,6 +82,7 @@ class Sheet:
 
 
 TIMES = "\N{MULTIPLICATION SIGN}"
+HALO = f' stroke="{PAPER}" stroke-width="4" stroke-linejoin="round" paint-order="stroke"'  # around text on anything
 BOLD, BOLDER = ' font-weight="600"', 1.1  # bold letters are so much wider
 
 
