@@ -36,9 +36,12 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """`%load_ext minipar`: the magic `%%ranks`, and a server that is warm when the first ranks are asked for."""
+    """`%load_ext minipar`: the magics `%%ranks` and `%%grade`, and a server that is warm when the first ranks are asked
+    for."""
+    from minipar import magic
+    from minipar.grade import panel
     from minipar.launch import warm
-    from minipar.magic import load
 
     warm()
-    load(ipython)
+    magic.load(ipython)
+    panel.load(ipython)

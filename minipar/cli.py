@@ -290,19 +290,41 @@ def links(options: argparse.Namespace) -> int:
 def add_course(commands: Any) -> None:
     """The options of the commands that open the lessons."""
     from minipar import book_command, lab_command
+    from minipar.grade import command as grading
 
-    for name, home, short, long in (
-        ("lab", lab_command, "JupyterLab on the lessons", "Open JupyterLab at a lesson, on this machine only."),
+    for name, add, run, short, long in (
+        (
+            "lab",
+            lab_command.add_arguments,
+            lab_command.command,
+            "JupyterLab on the lessons",
+            "Open JupyterLab at a lesson, on this machine only.",
+        ),
         (
             "book",
-            book_command,
+            book_command.add_arguments,
+            book_command.command,
             "the lessons as a site to read",
             "Run the lessons, and make pages of them that need no server; animations play.",
         ),
+        (
+            "grade",
+            grading.add_grade_arguments,
+            grading.grade,
+            "an answer to an exercise, or a folder of submissions",
+            "Run an answer on several ranks, and say what is right and what is wrong.",
+        ),
+        (
+            "exercises",
+            grading.add_exercises_arguments,
+            grading.exercises,
+            "the exercises, your progress, hints",
+            "The list with your best marks; an exercise's text, its next hint, our solution after yours has passed.",
+        ),
     ):
         parser = commands.add_parser(name, help=short, description=long)
-        home.add_arguments(parser)
-        parser.set_defaults(command=home.command)
+        add(parser)
+        parser.set_defaults(command=run)
 
 
 # minipar doctor

@@ -1,0 +1,286 @@
+"""One case of an exercise: start ranks, carry their messages, gather what they hand back, and clear away.
+
+Idea    The grader's own loop, over the ranks' sockets. It ends in one of few ways, each with its plain words: every
+        rank has handed back something; one has raised or ended; all of them wait for each other; calls do not match;
+        time is over. Whatever happens, every process that came of it is ended.
+Read    `switch.py` and `nursery.py` before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+from torch import Tensor
+
+from minipar.grade import frames
+from minipar.grade.switch import Call, Mismatch, Switch
+
+SECONDS = 10.0  # of a case
+MOST_CALLS, MOST_PRINTED = 5_000, 20_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """What an answer is tried on: how many ranks, in which groups, and what each is given. `groups` names lists of
+    ranks of the world; "world" alone is handed over as one group, several as an object with a group for each name."""
+
+    inputs: Sequence[Mapping[str, Any]]  # by rank
+    groups: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    about: str = ""
+
+    @property
+    def size(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass
+class Outcome:
+    """What came of it: what each rank handed back, or why not; every call; and what was printed."""
+
+    values: list[Any] = field(default_factory=list)
+    failure: str = ""
+    kind: str = ""  # "raised", "unwritten", "ended", "stuck", "mismatch", "time", "calls"
+    calls: list[Call] = field(default_factory=list)
+    printed: str = ""
+
+
+class Nursery:
+    """A process that forks ranks for one answer, in a folder of its own."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="minipar-grade-")
+        self._control, other = socket.socketpair()
+        clean = {"PATH": "/usr/bin:/bin", "HOME": self._folder.name, "OMP_NUM_THREADS": "1", "LANG": "C.UTF-8"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-m", "minipar.grade.nursery", str(other.fileno())],
+            pass_fds=[other.fileno()],
+            env=clean,
+            cwd=self._folder.name,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        other.close()
+
+    @property
+    def folder(self) -> str:
+        return self._folder.name
+
+    def fork(self, *descriptors: int) -> int:
+        """A new rank's process, which gets these file descriptors."""
+        socket.send_fds(self._control, [b"fork"], list(descriptors))
+        return int(self._line())
+
+    def status(self, process: int) -> int:
+        """How a rank's process has ended: its exit code, or less than 0 for a signal."""
+        self._control.sendall(b"wait %d" % process)
+        return int(self._line())
+
+    def _line(self) -> bytes:
+        said = b""
+        while not said.endswith(b"\n"):
+            piece = self._control.recv(64)
+            if not piece:
+                raise EOFError("the process that starts ranks has ended")
+            said += piece
+        return said
+
+    def __enter__(self) -> Nursery:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        end_below(self._process.pid)
+        self._control.close()
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+def end_below(process: int) -> None:
+    """End every process that came of this one, until there are none."""
+    with suppress(psutil.NoSuchProcess):
+        while children := psutil.Process(process).children(recursive=True):
+            children = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+            if not children:
+                return
+            for child in children:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            psutil.wait_procs(children, timeout=1)
+
+
+class Trial:
+    """The loop over the ranks of one case."""
+
+    def __init__(self, nursery: Nursery, source: str, harness: str, case: Case, seconds: float = SECONDS) -> None:
+        self._nursery, self._case, self._ends = nursery, case, monotonic() + seconds
+        self._seconds = seconds
+        self._outcome = Outcome(values=[None] * case.size)
+        groups = {"world": [list(range(case.size))], **case.groups}
+        self._switch = Switch(groups, self._answer, calls=self._outcome.calls)
+        self._lines: dict[int, socket.socket] = {}
+        self._processes: dict[int, int] = {}
+        self._stacks: dict[int, int] = {}
+        self._done: set[int] = set()
+        self._select = selectors.DefaultSelector()
+        for rank in range(case.size):
+            task = {"rank": rank, "groups": groups, "source": source, "harness": harness, "folder": nursery.folder}
+            self._start(rank, {**task, "inputs": dict(case.inputs[rank])})
+
+    def _start(self, rank: int, task: dict[str, Any]) -> None:
+        mine, its = socket.socketpair()
+        printed, prints = os.pipe()
+        self._stacks[rank] = os.memfd_create("stack") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
+        self._processes[rank] = self._nursery.fork(its.fileno(), prints, self._stacks[rank])
+        its.close()
+        os.close(prints)
+        self._lines[rank] = mine
+        frames.send(mine, task)
+        self._select.register(mine, selectors.EVENT_READ, (rank, frames.Reader()))
+        self._select.register(printed, selectors.EVENT_READ, (rank, None))
+
+    def run(self) -> Outcome:
+        """Carry messages until it is over."""
+        try:
+            while len(self._done) < self._case.size and not self._outcome.failure:
+                self._step()
+        finally:
+            self._clear()
+        return self._outcome
+
+    def _step(self) -> None:
+        left = self._ends - monotonic()
+        if left <= 0:
+            return self._fail("time", f"not finished after {self._seconds:g} s: {self._where()}")
+        for key, _ in self._select.select(min(left, 0.5)):
+            rank, reader = key.data
+            if reader is None:
+                self._read_printed(key.fd)
+            else:
+                self._read(rank, reader)
+            if self._outcome.failure:
+                return
+        alive = [rank for rank in range(self._case.size) if rank not in self._done]
+        if stuck := self._switch.stuck(alive):
+            finished = [str(rank) for rank in sorted(self._done)]
+            more = f"; rank {', '.join(finished)} had finished and answers nobody" if finished else ""
+            self._fail("stuck", f"deadlock: {stuck}{more}")
+
+    def _read(self, rank: int, reader: frames.Reader) -> None:
+        try:
+            piece = self._lines[rank].recv(1 << 20)
+        except OSError:
+            piece = b""
+        if not piece:
+            self._bury(rank)
+            return
+        try:
+            for said in reader.feed(piece):
+                self._hear(rank, said)
+        except Mismatch as error:
+            self._fail("mismatch", str(error))
+        except (frames.FrameError, ValueError, KeyError, TypeError, IndexError) as error:
+            self._fail("ended", f"rank {rank} sent something that is no message ({str(error)[:80]})")
+
+    def _hear(self, rank: int, said: Any) -> None:
+        if not isinstance(said, dict) or not isinstance(said.get("id"), int):
+            raise ValueError("no frame of ours")
+        if said["id"] != -1:
+            if len(self._outcome.calls) >= MOST_CALLS:
+                return self._fail("calls", f"more than {MOST_CALLS:,} messages: that cannot be meant")
+            return self._switch.hear(rank, said)
+        if "error" in said:
+            where = f" at line {said['line']}" if said.get("line") else ""
+            unwritten = said.get("kind") == "NotImplementedError"
+            return self._fail("unwritten" if unwritten else "raised", f"rank {rank} raised{where}: {said['error']}")
+        self._outcome.values[rank] = said["value"]
+        self._done.add(rank)
+
+    def _bury(self, rank: int) -> None:
+        """Its socket is closed: fine if it has handed back, else it has ended in some other way."""
+        self._select.unregister(self._lines[rank])
+        if rank in self._done:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self._processes[rank], 0)
+        status = self._ended(rank)
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+        why = " (it had used up its memory, perhaps)" if status in (-signal.SIGKILL, -signal.SIGSEGV) else ""
+        self._fail("ended", f"the process of rank {rank} {how} before it had returned anything{why}")
+
+    def _ended(self, rank: int) -> int:
+        end_below(self._processes[rank])
+        with suppress(ProcessLookupError):
+            os.kill(self._processes[rank], signal.SIGKILL if _lives(self._processes[rank]) else 0)
+        return self._nursery.status(self._processes.pop(rank))
+
+    def _answer(self, rank: int, request: int, value: Tensor) -> None:
+        with suppress(OSError):
+            frames.send(self._lines[rank], {"id": request, "value": value})
+
+    def _read_printed(self, descriptor: int) -> None:
+        piece = os.read(descriptor, 1 << 16)
+        if not piece:
+            self._select.unregister(descriptor)
+            os.close(descriptor)
+        elif len(self._outcome.printed) < MOST_PRINTED:
+            self._outcome.printed += piece.decode(errors="replace")[:MOST_PRINTED]
+
+    def _where(self) -> str:
+        """For each rank that has not finished the line of the answer at which it is."""
+        late = [rank for rank in range(self._case.size) if rank not in self._done]
+        for rank in late:
+            with suppress(ProcessLookupError, KeyError):
+                os.kill(self._processes[rank], signal.SIGUSR1)
+        ends = monotonic() + 0.5
+        while monotonic() < ends and any(os.fstat(self._stacks[rank]).st_size == 0 for rank in late):
+            os.sched_yield()
+        said = {rank: os.pread(self._stacks[rank], 1 << 16, 0) for rank in late}
+        lines = {rank: re.search(rb'File "answer", line (\d+)', text) for rank, text in said.items()}
+        return ", ".join(f"rank {rank} is at line {int(found[1]) if found else '?'}" for rank, found in lines.items())
+
+    def _fail(self, kind: str, why: str) -> None:
+        if not self._outcome.failure:
+            self._outcome.kind, self._outcome.failure = kind, why
+
+    def _clear(self) -> None:
+        for rank in list(self._processes):
+            self._ended(rank)
+        for key in list(self._select.get_map().values()):
+            if key.data[1] is None:
+                os.set_blocking(key.fd, False)
+                with suppress(BlockingIOError, OSError):
+                    self._read_printed(key.fd)
+                    os.close(key.fd)
+        self._select.close()
+        for one in self._lines.values():
+            one.close()
+        for descriptor in self._stacks.values():
+            os.close(descriptor)
+
+
+def _lives(process: int) -> bool:
+    try:
+        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def run(nursery: Nursery, source: str, harness: str, case: Case, seconds: float = SECONDS) -> Outcome:
+    """Try an answer on one case. `source` is the answer's text; `harness` is the text of a function `harness(student,
+    group, **inputs)`, which calls it and returns what is to be judged."""
+    return Trial(nursery, source, harness, case, seconds).run()
