@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import shutil
 import tempfile
 import warnings
@@ -136,6 +137,8 @@ def still(book: Any) -> Any:
             data = output.get("data", {})
             if WIDGET in data and "text/html" in data:
                 del data[WIDGET]
+        if cell.cell_type == "markdown":  # exercises are done, not read: their files are no pages
+            cell.source = re.sub(r"\[([^]]+)\]\(\.\./exercises/[^)]+\)", r"\1", cell.source)
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if not _is_over(output)]
     return book

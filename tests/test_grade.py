@@ -23,6 +23,7 @@ from minipar.grade import classroom, exercise, frames, trial
 from minipar.grade.judging import Draw, Judge, same
 from minipar.grade.trial import Case, Outcome
 
+Run = Callable[..., tuple[int, str, str]]
 HARNESS = "def harness(student, group, x):\n    return student.answer(x, group)\n"
 SOLUTION = (exercise.SOLUTIONS / "01_ring_all_reduce.py").read_text()
 
@@ -216,7 +217,7 @@ ATTACKS = {
     "not written": ("def answer(x, g):\n    raise NotImplementedError", "unwritten", "NotImplementedError"),
     "frames of its own": ("def answer(x, g):\n    g._line._connection.sendall(b'x' * 100)", "ended", "no message"),
     "a forged call": (
-        "def answer(x, g):\n    g._line.ask(dict(op='dance', group='world', how='', peer=-1, tag='', waits=1, tensor=x))",
+        "def answer(x, g):\n    g._line.ask(dict(op='no', group='world', how='', peer=-1, tag='', waits=1, tensor=x))",
         "ended",
         "which there is not",
     ),
@@ -257,6 +258,36 @@ def answer(x, group):
     one = exercise.find("1")
     result = exercise.grade(one, source.replace("answer", "ring_all_reduce"), 1, nursery)
     assert result.score == 0 and result.checks[0]["message"].startswith("each rank returns what it began with")
+
+
+# Behind walls.
+
+THROUGH_C = f"""
+import torch
+def answer(x, g):
+    size = {(exercise.SOLUTIONS / "01_ring_all_reduce.py").stat().st_size}
+    return torch.from_file({str(exercise.SOLUTIONS / "01_ring_all_reduce.py")!r}, size=size, dtype=torch.uint8).long()
+"""
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: apt install bubblewrap")
+def test_walls_hold_what_a_hook_cannot(nursery: trial.Nursery) -> None:
+    """A library in C opens a file without asking the interpreter: the default mode lets it, as the README says."""
+    assert tried(nursery, THROUGH_C).failure == ""
+    with trial.Nursery(exercise.HIDDEN) as walled:
+        outcome = tried(walled, THROUGH_C)
+        assert outcome.kind == "raised" and "No such file" in outcome.failure
+        assert exercise.grade(exercise.find("1"), SOLUTION, 0, walled).passed
+        for attack in ("an endless loop", "os._exit", "writing elsewhere"):
+            source, kind, _ = ATTACKS[attack]
+            assert tried(walled, source, seconds=2.0).kind == kind
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: apt install bubblewrap")
+def test_a_class_is_graded_behind_walls(run: Run, tmp_path: Path, one_exercise: None) -> None:
+    hand_in(tmp_path / "in", "anna", SOLUTION)
+    assert run("grade", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--isolate")[0] == 0
+    assert "anna,100.0,100" in (tmp_path / "out/marks.csv").read_text()
 
 
 # Marks.
@@ -340,10 +371,6 @@ def test_each_exercise_has_four_wrong_answers_or_more() -> None:
 
 
 # The commands.
-
-Told = tuple[int, str, str]
-Run = Callable[..., Told]
-
 
 @pytest.fixture(autouse=True)
 def own_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -24,6 +24,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from threading import Event
@@ -38,7 +39,16 @@ DONE = "done.json"
 Marks = dict[str, Any]  # of a student: "student", "results" by exercise
 
 
-def command(submissions: Path, out: Path, seed: int, seconds: float) -> int:
+@dataclass(frozen=True)
+class How:
+    """How a class is graded: the seed of the cases, seconds for each, and whether behind the kernel's walls."""
+
+    seed: int = 0
+    seconds: float = trial.SECONDS
+    isolate: bool = False
+
+
+def command(submissions: Path, out: Path, how: How) -> int:
     """`minipar grade submissions/ --out results/`"""
     students = sorted(path for path in submissions.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not students:
@@ -49,7 +59,7 @@ def command(submissions: Path, out: Path, seed: int, seconds: float) -> int:
     every, stop = exercise.every(), Event()
     marks: dict[str, Marks] = {}
     with ThreadPoolExecutor(WORKERS) as pool:
-        work = {pool.submit(student_marks, path, out, every, (seed, seconds), stop): path.name for path in students}
+        work = {pool.submit(student_marks, path, out, every, how, stop): path.name for path in students}
         try:
             for number, done in enumerate(as_completed(work), 1):
                 marks[work[done]] = done.result()
@@ -74,17 +84,17 @@ def check_place(out: Path) -> None:
         raise ValueError(f"cannot write into {out} ({error.strerror}): name another folder") from None
 
 
-def student_marks(path: Path, out: Path, every: Sequence[Exercise], how: tuple[int, float], stop: Event) -> Marks:
+def student_marks(path: Path, out: Path, every: Sequence[Exercise], how: How, stop: Event) -> Marks:
     """All exercises of a student, from what is kept, or graded now and kept."""
     folder = out / safe_name(path.name)
     folder.mkdir(exist_ok=True)
     answers = {one.name: answer_of(path, one) for one in every}
-    mark = fingerprint(answers, every, how[0])
+    mark = fingerprint(answers, every, how.seed)
     kept = _kept(folder / DONE, mark)
     if kept is not None:
         return kept
     results: dict[str, Any] = {}
-    with trial.Nursery() as nursery:
+    with trial.Nursery((*exercise.HIDDEN, path.parent, out) if how.isolate else None) as nursery:
         for one in every:
             if stop.is_set():
                 raise KeyboardInterrupt
@@ -95,12 +105,12 @@ def student_marks(path: Path, out: Path, every: Sequence[Exercise], how: tuple[i
     return marks
 
 
-def graded(one: Exercise, answer: tuple[str, str], how: tuple[int, float], nursery: trial.Nursery) -> Result:
+def graded(one: Exercise, answer: tuple[str, str], how: How, nursery: trial.Nursery) -> Result:
     """An answer's result, or why there is none: if the process that starts ranks is gone, it has destroyed that."""
     text, reason = answer
     if not reason:
         try:
-            return exercise.grade(one, text, how[0], nursery, how[1])
+            return exercise.grade(one, text, how.seed, nursery, how.seconds)
         except (EOFError, OSError) as error:
             reason = f"the answer has destroyed the process that ran it ({type(error).__name__})"
     failed = {"passed": False, "message": reason}

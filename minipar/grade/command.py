@@ -28,14 +28,17 @@ def add_grade_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=number(0), help="of the cases; by default another one each time (a class: 0)")
     parser.add_argument("--seconds", type=number(1, float, 600), default=SECONDS, help="of a case (default 10)")
     parser.add_argument("--out", metavar="FOLDER", help="for a folder of submissions: where the results go")
+    parser.add_argument("--isolate", action="store_true", help="behind the kernel's walls; needs bubblewrap")
     parser.add_argument("--report", metavar="FILE", help="write the result as JSON")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
 
 
 def grade(options: argparse.Namespace) -> int:
     """`minipar grade`: 0 for full marks, 1 for less, 2 for what cannot be graded."""
-    from minipar.grade import exercise, trial
+    from minipar.grade import exercise, trial, walls
 
+    if options.isolate:
+        walls.check()
     if in_torchrun():
         raise ValueError("minipar grade starts ranks of its own: call it without torchrun")
     if options.what and Path(options.what).is_dir():
@@ -43,14 +46,15 @@ def grade(options: argparse.Namespace) -> int:
 
         if not options.out:
             raise ValueError(f"{options.what} is a folder of submissions: add --out FOLDER for the results")
-        return classroom.command(Path(options.what), Path(options.out), options.seed or 0, options.seconds)
+        how = classroom.How(options.seed or 0, options.seconds, options.isolate)
+        return classroom.command(Path(options.what), Path(options.out), how)
     if options.out:
         raise ValueError("--out is for a folder of submissions: use --report FILE for one answer")
     check_writable(options.report)
     one = exercise.find(options.what)
     source = exercise.read(Path(options.file) if options.file else one.file)
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
-    with trial.Nursery() as nursery:
+    with trial.Nursery(exercise.HIDDEN if options.isolate else None) as nursery:
         result = exercise.grade(one, source, seed, nursery, options.seconds)
     progress.note(one.name, result.score)
     facts = as_dict(result) | {"seed": seed}

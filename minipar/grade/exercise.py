@@ -31,6 +31,7 @@ from minipar.grade.judging import Case, Draw, Judge, Outcome
 CHECKS = Path(__file__).resolve().parent / "checks"
 SOLUTIONS = Path(__file__).resolve().parent / "solutions"
 EXERCISES = Path(__file__).resolve().parents[2] / "exercises"
+HIDDEN = (CHECKS, SOLUTIONS)  # from answers, in the hardened mode
 LARGEST = 200_000  # bytes of an answer
 
 

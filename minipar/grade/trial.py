@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -26,7 +27,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 from torch import Tensor
 
-from minipar.grade import frames
+from minipar.grade import frames, walls
 from minipar.grade.switch import Call, Mismatch, Switch
 
 SECONDS = 10.0  # of a case
@@ -59,14 +60,16 @@ class Outcome:
 
 
 class Nursery:
-    """A process that forks ranks for one answer, in a folder of its own."""
+    """A process that forks ranks for one answer, in a folder of its own. `hidden`: behind the kernel's walls, where
+    these folders are not to be seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: Sequence[Path] | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="minipar-grade-")
         self._control, other = socket.socketpair()
         clean = {"PATH": "/usr/bin:/bin", "HOME": self._folder.name, "OMP_NUM_THREADS": "1", "LANG": "C.UTF-8"}
+        outside = [] if hidden is None else walls.command(self._folder.name, hidden)
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-m", "minipar.grade.nursery", str(other.fileno())],
+            [*outside, sys.executable, "-I", "-m", "minipar.grade.nursery", str(other.fileno())],
             pass_fds=[other.fileno()],
             env=clean,
             cwd=self._folder.name,

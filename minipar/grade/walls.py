@@ -1,0 +1,37 @@
+"""The hardened mode: an answer's processes behind walls of the kernel's.
+
+Idea    What an interpreter's hook cannot stop, a namespace can: in there is no network, all of the system can only be
+        read, and the checks, the solutions and other submissions are not there at all. Only the answer's own folder is
+        written.
+Source  bubblewrap (github.com/containers/bubblewrap), Debian's package of that name.
+Read    `nursery.py` before, for the mode without walls.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def command(folder: str, hidden: Sequence[Path]) -> list[str]:
+    """What to put before a command so that it runs behind the walls."""
+    parts = ["bwrap", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent", "--new-session"]
+    parts += ["--ro-bind", "/", "/", "--dev", "/dev", "--tmpfs", "/tmp", "--bind", folder, folder]
+    for path in hidden:
+        if path.is_dir():
+            parts += ["--tmpfs", str(path.resolve())]
+    return parts
+
+
+def check() -> None:
+    """Raise `ValueError`, one line, if there can be no walls here."""
+    if shutil.which("bwrap") is None:
+        raise ValueError("--isolate needs bubblewrap: apt install bubblewrap, or leave it out")
+    tried = subprocess.run(
+        ["bwrap", "--unshare-net", "--ro-bind", "/", "/", "true"], capture_output=True, text=True, check=False
+    )
+    if tried.returncode:
+        why = " ".join(tried.stderr.split())[:120]
+        raise ValueError(f"--isolate does not work here ({why}): this system allows no namespaces; leave it out")
