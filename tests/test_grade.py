@@ -260,6 +260,12 @@ def answer(x, group):
     assert result.score == 0 and result.checks[0]["message"].startswith("each rank returns what it began with")
 
 
+def test_without_the_process_that_starts_ranks_there_is_a_reason_and_no_traceback() -> None:
+    with trial.Nursery() as own:
+        own._process.kill()
+        assert "destroyed the process that ran it" in tried(own, "def answer(x, g):\n    return x").failure
+
+
 # Behind walls.
 
 THROUGH_C = f"""

@@ -140,25 +140,26 @@ class Trial:
         self._stacks: dict[int, int] = {}
         self._done: set[int] = set()
         self._select = selectors.DefaultSelector()
-        for rank in range(case.size):
-            task = {"rank": rank, "groups": groups, "source": source, "harness": harness, "folder": nursery.folder}
-            self._start(rank, {**task, "inputs": dict(case.inputs[rank])})
+        self._task = {"groups": groups, "source": source, "harness": harness, "folder": nursery.folder}
 
-    def _start(self, rank: int, task: dict[str, Any]) -> None:
-        mine, its = socket.socketpair()
+    def _start(self, rank: int) -> None:
+        self._lines[rank], its = socket.socketpair()
         printed, prints = os.pipe()
-        self._stacks[rank] = os.memfd_create("stack") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
-        self._processes[rank] = self._nursery.fork(its.fileno(), prints, self._stacks[rank])
-        its.close()
-        os.close(prints)
-        self._lines[rank] = mine
-        frames.send(mine, task)
-        self._select.register(mine, selectors.EVENT_READ, (rank, frames.Reader()))
+        self._select.register(self._lines[rank], selectors.EVENT_READ, (rank, frames.Reader()))
         self._select.register(printed, selectors.EVENT_READ, (rank, None))
+        self._stacks[rank] = os.memfd_create("stack") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
+        try:
+            self._processes[rank] = self._nursery.fork(its.fileno(), prints, self._stacks[rank])
+        finally:
+            its.close()
+            os.close(prints)
+        frames.send(self._lines[rank], {**self._task, "rank": rank, "inputs": dict(self._case.inputs[rank])})
 
     def run(self) -> Outcome:
-        """Carry messages until it is over."""
+        """Start the ranks, and carry their messages until it is over."""
         try:
+            for rank in range(self._case.size):
+                self._start(rank)
             while len(self._done) < self._case.size and not self._outcome.failure:
                 self._step()
         finally:
@@ -218,18 +219,18 @@ class Trial:
         self._select.unregister(self._lines[rank])
         if rank in self._done:
             return
-        with suppress(ProcessLookupError):
-            os.kill(self._processes[rank], 0)
         status = self._ended(rank)
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
         why = " (it had used up its memory, perhaps)" if status in (-signal.SIGKILL, -signal.SIGSEGV) else ""
         self._fail("ended", f"the process of rank {rank} {how} before it had returned anything{why}")
 
     def _ended(self, rank: int) -> int:
-        end_below(self._processes[rank])
-        with suppress(ProcessLookupError):
-            os.kill(self._processes[rank], signal.SIGKILL if _lives(self._processes[rank]) else 0)
-        return self._nursery.status(self._processes.pop(rank))
+        """End a rank's process and all that came of it; how it had ended, or -9."""
+        process = self._processes.pop(rank)
+        end_below(process)
+        if _lives(process):
+            os.kill(process, signal.SIGKILL)
+        return self._nursery.status(process)
 
     def _answer(self, rank: int, request: int, value: Tensor) -> None:
         with suppress(OSError):
@@ -262,7 +263,8 @@ class Trial:
 
     def _clear(self) -> None:
         for rank in list(self._processes):
-            self._ended(rank)
+            with suppress(EOFError, OSError):
+                self._ended(rank)
         for key in list(self._select.get_map().values()):
             if key.data[1] is None:
                 os.set_blocking(key.fd, False)
@@ -286,4 +288,8 @@ def _lives(process: int) -> bool:
 def run(nursery: Nursery, source: str, harness: str, case: Case, seconds: float = SECONDS) -> Outcome:
     """Try an answer on one case. `source` is the answer's text; `harness` is the text of a function `harness(student,
     group, **inputs)`, which calls it and returns what is to be judged."""
-    return Trial(nursery, source, harness, case, seconds).run()
+    try:
+        return Trial(nursery, source, harness, case, seconds).run()
+    except (EOFError, OSError) as error:
+        why = f"the answer has destroyed the process that ran it ({type(error).__name__})"
+        return Outcome([None] * case.size, why, "ended")

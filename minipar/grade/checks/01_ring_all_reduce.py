@@ -1,5 +1,7 @@
 """Exercise 1: a ring all-reduce from send and recv."""
 
+import torch
+
 from minipar.grade.judging import Case, Draw, Judge, Outcome, calls_of
 
 TITLE, MINUTES, LESSON = "Ring all-reduce", 30, 0
@@ -60,7 +62,9 @@ def judge(case: Case, outcome: Outcome, judge: Judge) -> None:
             "no rank sends more than 2 (N-1)/N",
             0 < sent <= most,
             f"rank {rank} sends {sent} bytes for a buffer of {buffers[rank].nbytes} on {size} ranks: a ring needs "
-            f"{most}. Send one piece in a step, not the whole buffer",
+            f"{most}. Send one piece in a step, not the whole buffer"
+            if sent
+            else f"rank {rank} sends nothing with `send`",
         )
 
 
@@ -73,6 +77,4 @@ def _after_half(buffers, rank):  # type: ignore[no-untyped-def]
         for to in range(size):
             piece = (to - 1 - step) % size
             held[to][piece] = before[to][piece] + before[(to - 1) % size][piece]
-    from torch import cat
-
-    return cat(held[rank])
+    return torch.cat(held[rank])
