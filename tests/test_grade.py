@@ -19,13 +19,13 @@ import torch
 
 import minipar
 from minipar import cli
-from minipar.grade import classroom, exercise, frames, trial
+from minipar.grade import classroom, exercise, frames, trial, walls
 from minipar.grade.judging import Draw, Judge, same
 from minipar.grade.trial import Case, Outcome
 
 Run = Callable[..., tuple[int, str, str]]
 HARNESS = "def harness(student, group, x):\n    return student.answer(x, group)\n"
-SOLUTION = (exercise.SOLUTIONS / "01_ring_all_reduce.py").read_text()
+SOLUTION = (walls.SOLUTIONS / "01_ring_all_reduce.py").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ ATTACKS = {
         "may not import",
     ),
     "listing our files": (
-        f"import os\ndef answer(x, g):\n    os.listdir({str(exercise.CHECKS)!r})",
+        f"import os\ndef answer(x, g):\n    os.listdir({str(walls.CHECKS)!r})",
         "raised",
         "may not read",
     ),
@@ -246,6 +246,24 @@ def test_processes_and_files_that_an_answer_leaves_are_gone(tmp_path: Path) -> N
     assert not os.path.exists(folder) and process.poll() is not None
 
 
+BACKWARDS = """
+import torch
+from torch.utils.checkpoint import checkpoint
+def answer(x, g):
+    y = x.clone().requires_grad_()
+    (y * 2).backward(torch.ones(6))
+    (z,) = torch.autograd.grad(checkpoint(torch.sin, y, use_reentrant=False), y, torch.ones(6))
+    adam = torch.optim.AdamW([y], lr=0.1)
+    adam.step()
+    return [y.grad, z]
+"""
+
+
+def test_what_torch_imports_late_is_there_for_answers(nursery: trial.Nursery) -> None:
+    outcome = tried(nursery, BACKWARDS)
+    assert outcome.failure == "" and same(outcome.values[0][0], torch.full((6,), 2.0))
+
+
 def test_patching_torch_changes_nothing_but_the_answers_own_values(nursery: trial.Nursery) -> None:
     source = """
 import torch
@@ -271,8 +289,8 @@ def test_without_the_process_that_starts_ranks_there_is_a_reason_and_no_tracebac
 THROUGH_C = f"""
 import torch
 def answer(x, g):
-    size = {(exercise.SOLUTIONS / "01_ring_all_reduce.py").stat().st_size}
-    return torch.from_file({str(exercise.SOLUTIONS / "01_ring_all_reduce.py")!r}, size=size, dtype=torch.uint8).long()
+    size = {(walls.SOLUTIONS / "01_ring_all_reduce.py").stat().st_size}
+    return torch.from_file({str(walls.SOLUTIONS / "01_ring_all_reduce.py")!r}, size=size, dtype=torch.uint8).long()
 """
 
 
@@ -280,7 +298,7 @@ def answer(x, g):
 def test_walls_hold_what_a_hook_cannot(nursery: trial.Nursery) -> None:
     """A library in C opens a file without asking the interpreter: the default mode lets it, as the README says."""
     assert tried(nursery, THROUGH_C).failure == ""
-    with trial.Nursery(exercise.HIDDEN) as walled:
+    with trial.Nursery(walls.HIDDEN) as walled:
         outcome = tried(walled, THROUGH_C)
         assert outcome.kind == "raised" and "No such file" in outcome.failure
         assert exercise.grade(exercise.find("1"), SOLUTION, 0, walled).passed
@@ -320,7 +338,8 @@ def test_a_mistake_is_recognised_by_what_it_gives() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), torch.tensor([float("nan"), 1.0]), torch.ones(3), torch.ones(2).double(), None, "x"]
+    "value",
+    [float("nan"), torch.tensor([float("nan"), 1.0]), torch.ones(3), torch.ones(2).double(), None, "x", 10**400],
 )
 def test_nothing_but_the_value_is_the_value(value: Any) -> None:
     assert not same(value, torch.ones(2)) and not same(value, 1.0)
@@ -344,7 +363,7 @@ each = pytest.mark.parametrize("one", EXERCISES, ids=lambda one: one.name)
 
 @each
 def test_our_solution_has_full_marks(one: exercise.Exercise, nursery: trial.Nursery) -> None:
-    source = exercise.read(exercise.SOLUTIONS / f"{one.name}.py")
+    source = exercise.read(walls.SOLUTIONS / f"{one.name}.py")
     for seed in SEEDS:
         result = exercise.grade(one, source, seed, nursery)
         assert result.passed, (seed, [check for check in result.checks if not check["passed"]])
@@ -377,6 +396,7 @@ def test_each_exercise_has_four_wrong_answers_or_more() -> None:
 
 
 # The commands.
+
 
 @pytest.fixture(autouse=True)
 def own_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -533,7 +553,7 @@ def test_results_have_the_forms_that_others_read(run: Run, tmp_path: Path, one_e
 def test_links_and_names_lead_nowhere_else(run: Run, tmp_path: Path, one_exercise: None) -> None:
     folder = tmp_path / "in"
     (folder / "eve").mkdir(parents=True)
-    (folder / "eve" / "01_ring_all_reduce.py").symlink_to(exercise.SOLUTIONS / "01_ring_all_reduce.py")
+    (folder / "eve" / "01_ring_all_reduce.py").symlink_to(walls.SOLUTIONS / "01_ring_all_reduce.py")
     hand_in(folder, "..x", SOLUTION)
     run("grade", str(folder), "--out", str(tmp_path / "out"))
     assert "a link, which is not followed" in (tmp_path / "out/eve/feedback.md").read_text()

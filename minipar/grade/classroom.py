@@ -31,7 +31,7 @@ from threading import Event
 from typing import Any
 
 from minipar.files import as_json, write_whole
-from minipar.grade import exercise, trial
+from minipar.grade import exercise, trial, walls
 from minipar.grade.exercise import Exercise, Result
 
 WORKERS = 2
@@ -94,7 +94,7 @@ def student_marks(path: Path, out: Path, every: Sequence[Exercise], how: How, st
     if kept is not None:
         return kept
     results: dict[str, Any] = {}
-    with trial.Nursery((*exercise.HIDDEN, path.parent, out) if how.isolate else None) as nursery:
+    with trial.Nursery((*walls.HIDDEN, path.parent, out) if how.isolate else None) as nursery:
         for one in every:
             if stop.is_set():
                 raise KeyboardInterrupt
@@ -131,7 +131,7 @@ def answer_of(student: Path, one: Exercise) -> tuple[str, str]:
 
 def fingerprint(answers: dict[str, tuple[str, str]], every: Sequence[Exercise], seed: int) -> str:
     """Changes with the answers, the checks and the seed."""
-    checks = {one.name: (exercise.CHECKS / f"{one.name}.py").read_text(encoding="utf-8") for one in every}
+    checks = {one.name: (walls.CHECKS / f"{one.name}.py").read_text(encoding="utf-8") for one in every}
     return hashlib.sha256(json.dumps([seed, answers, checks]).encode("utf-8", "surrogatepass")).hexdigest()
 
 

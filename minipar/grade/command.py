@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from minipar.arguments import in_torchrun, number
 from minipar.files import as_json, check_writable, write_whole
-from minipar.grade import progress
+from minipar.grade import progress, walls
+from minipar.grade.nurse import Nursery
 
 if TYPE_CHECKING:
     from minipar.grade.exercise import Exercise, Result
@@ -23,7 +24,7 @@ WIDTH, SECONDS = 80, 10.0
 
 def add_grade_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `minipar grade`."""
-    parser.add_argument("what", help="an exercise, by number or name; or a folder of submissions")
+    parser.add_argument("what", help="an exercise, by number or name; all of yours: all; or a folder of submissions")
     parser.add_argument("file", nargs="?", help="the answer; by default the file in exercises/")
     parser.add_argument("--seed", type=number(0), help="of the cases; by default another one each time (a class: 0)")
     parser.add_argument("--seconds", type=number(1, float, 600), default=SECONDS, help="of a case (default 10)")
@@ -35,8 +36,6 @@ def add_grade_arguments(parser: argparse.ArgumentParser) -> None:
 
 def grade(options: argparse.Namespace) -> int:
     """`minipar grade`: 0 for full marks, 1 for less, 2 for what cannot be graded."""
-    from minipar.grade import exercise, trial, walls
-
     if options.isolate:
         walls.check()
     if in_torchrun():
@@ -50,18 +49,34 @@ def grade(options: argparse.Namespace) -> int:
         return classroom.command(Path(options.what), Path(options.out), how)
     if options.out:
         raise ValueError("--out is for a folder of submissions: use --report FILE for one answer")
+    return grade_own(options)
+
+
+def grade_own(options: argparse.Namespace) -> int:
+    """One answer, or all that are in exercises/. The process that runs them is started first: it imports torch, too."""
     check_writable(options.report)
-    one = exercise.find(options.what)
-    source = exercise.read(Path(options.file) if options.file else one.file)
-    seed = secrets.randbelow(2**31) if options.seed is None else options.seed
-    with trial.Nursery(exercise.HIDDEN if options.isolate else None) as nursery:
-        result = exercise.grade(one, source, seed, nursery, options.seconds)
-    progress.note(one.name, result.score)
-    facts = as_dict(result) | {"seed": seed}
+    if options.what == "all" and options.file:
+        raise ValueError("all grades every file in exercises/: leave out the file, or name one exercise")
+    with Nursery(walls.HIDDEN if options.isolate else None) as nursery:
+        from minipar.grade import exercise
+
+        some = exercise.every() if options.what == "all" else [exercise.find(options.what)]
+        answers = [(one, exercise.read(Path(options.file) if options.file else one.file)) for one in some]
+        seed = secrets.randbelow(2**31) if options.seed is None else options.seed
+        facts, passed = [], True
+        for one, source in answers:
+            result = exercise.grade(one, source, seed, nursery, options.seconds)
+            progress.note(one.name, result.score)
+            facts.append(as_dict(result) | {"seed": seed})
+            passed &= result.passed
+            if not options.json:
+                print(told(one, result) if options.what != "all" else f"{one.name:<36} {result.score:>3}", flush=True)
+    answer: Any = facts if options.what == "all" else facts[0]
     if options.report:
-        write_whole(options.report, as_json(facts, indent=1))
-    print(as_json(facts, indent=1) if options.json else told(one, result), end="" if options.json else "\n")
-    return 0 if result.passed else 1
+        write_whole(options.report, as_json(answer, indent=1))
+    if options.json:
+        print(as_json(answer, indent=1), end="")
+    return 0 if passed else 1
 
 
 def as_dict(result: Result) -> dict[str, Any]:
@@ -161,7 +176,7 @@ def solution(one: Exercise) -> str:
     """Ours, and how yours differs from it, line by line. Raises `ValueError` before yours has passed."""
     from minipar.grade import exercise
 
-    path = exercise.SOLUTIONS / f"{one.name}.py"
+    path = walls.SOLUTIONS / f"{one.name}.py"
     if not path.is_file():
         raise ValueError(f"the solution of {one.name} is not part of this release")
     if progress.load().get(one.name, progress.Entry()).score < 100:

@@ -27,11 +27,9 @@ from typing import Any
 
 from minipar.grade import trial
 from minipar.grade.judging import Case, Draw, Judge, Outcome
+from minipar.grade.walls import CHECKS
 
-CHECKS = Path(__file__).resolve().parent / "checks"
-SOLUTIONS = Path(__file__).resolve().parent / "solutions"
 EXERCISES = Path(__file__).resolve().parents[2] / "exercises"
-HIDDEN = (CHECKS, SOLUTIONS)  # from answers, in the hardened mode
 LARGEST = 200_000  # bytes of an answer
 
 

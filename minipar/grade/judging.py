@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf, isclose
 from typing import Any
 
 import torch
@@ -117,8 +118,15 @@ def same(found: Any, expected: Any) -> bool:
     if isinstance(expected, list | tuple):
         return type(found) is list and len(found) == len(expected) and all(map(same, found, expected))
     if isinstance(expected, float):
-        return type(found) in (int, float) and abs(found - expected) <= 1e-9 * max(abs(expected), 1e-30)
+        return type(found) in (int, float) and isclose(_float(found), expected, rel_tol=1e-9, abs_tol=1e-39)
     return type(found) is type(expected) and bool(found == expected)
+
+
+def _float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # a whole number with hundreds of digits
+        return inf
 
 
 def difference(found: Any, expected: Any) -> str:

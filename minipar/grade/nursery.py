@@ -44,6 +44,8 @@ MODULES = ("minipar", "subprocess", "socket", "multiprocessing", "ctypes", "psut
 def serve(control: socket.socket) -> None:
     """Fork a rank for each pair of file descriptors that comes, and say its number; "wait N" says how N ended."""
     torch.set_num_threads(1)
+    warm()
+    control.sendall(b"0\n")
     while True:
         said, descriptors, _, _ = socket.recv_fds(control, 64, 8)
         if not said:
@@ -60,6 +62,18 @@ def serve(control: socket.socket) -> None:
         else:
             _, status = os.waitpid(int(said.split()[1]), 0)
             control.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+
+
+def warm() -> None:
+    """What torch imports only when it is first used, before the door is closed to imports."""
+    import torch.utils.checkpoint
+
+    x = torch.ones(2, 2, requires_grad=True)
+    (x * 2).backward(torch.ones(2, 2))
+    torch.autograd.grad(x * 2, x, torch.ones(2, 2))
+    torch.nn.functional.scaled_dot_product_attention(x, x, x).sum().backward()
+    torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
+    torch.optim.AdamW([x], lr=0.1).step()
 
 
 def live(descriptors: Sequence[int], control: socket.socket) -> None:

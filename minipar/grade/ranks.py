@@ -116,6 +116,8 @@ class Group:
 
     def recv(self, tensor: Tensor, source: int, *, tag: str = "", async_op: bool = False) -> Any:
         """Receive into `tensor`, in place, what rank `source` sends next."""
+        if isinstance(tensor, Tensor) and not tensor.is_contiguous():
+            raise ValueError("recv needs a contiguous tensor: call it with a fresh torch.empty(shape)")
         return self._call("recv", tensor, tag, async_op, into=tensor, peer=self._peer("recv from", source))
 
     def _peer(self, verb: str, rank: int) -> int:

@@ -13,21 +13,17 @@ import re
 import selectors
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 from torch import Tensor
 
-from minipar.grade import frames, walls
+from minipar.grade import frames
+from minipar.grade.nurse import Nursery as Nursery
+from minipar.grade.nurse import end_below, lives
 from minipar.grade.switch import Call, Mismatch, Switch
 
 SECONDS = 10.0  # of a case
@@ -59,78 +55,11 @@ class Outcome:
     printed: str = ""
 
 
-class Nursery:
-    """A process that forks ranks for one answer, in a folder of its own. `hidden`: behind the kernel's walls, where
-    these folders are not to be seen."""
-
-    def __init__(self, hidden: Sequence[Path] | None = None) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="minipar-grade-")
-        self._control, other = socket.socketpair()
-        clean = {"PATH": "/usr/bin:/bin", "HOME": self._folder.name, "OMP_NUM_THREADS": "1", "LANG": "C.UTF-8"}
-        outside = [] if hidden is None else walls.command(self._folder.name, hidden)
-        self._process = subprocess.Popen(
-            [*outside, sys.executable, "-I", "-m", "minipar.grade.nursery", str(other.fileno())],
-            pass_fds=[other.fileno()],
-            env=clean,
-            cwd=self._folder.name,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        other.close()
-
-    @property
-    def folder(self) -> str:
-        return self._folder.name
-
-    def fork(self, *descriptors: int) -> int:
-        """A new rank's process, which gets these file descriptors."""
-        socket.send_fds(self._control, [b"fork"], list(descriptors))
-        return int(self._line())
-
-    def status(self, process: int) -> int:
-        """How a rank's process has ended: its exit code, or less than 0 for a signal."""
-        self._control.sendall(b"wait %d" % process)
-        return int(self._line())
-
-    def _line(self) -> bytes:
-        said = b""
-        while not said.endswith(b"\n"):
-            piece = self._control.recv(64)
-            if not piece:
-                raise EOFError("the process that starts ranks has ended")
-            said += piece
-        return said
-
-    def __enter__(self) -> Nursery:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        end_below(self._process.pid)
-        self._control.close()
-        with suppress(ProcessLookupError):
-            self._process.kill()
-        self._process.wait()
-        self._folder.cleanup()
-
-
-def end_below(process: int) -> None:
-    """End every process that came of this one, until there are none."""
-    with suppress(psutil.NoSuchProcess):
-        while children := psutil.Process(process).children(recursive=True):
-            children = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
-            if not children:
-                return
-            for child in children:
-                with suppress(psutil.NoSuchProcess):
-                    child.kill()
-            psutil.wait_procs(children, timeout=1)
-
-
 class Trial:
     """The loop over the ranks of one case."""
 
     def __init__(self, nursery: Nursery, source: str, harness: str, case: Case, seconds: float = SECONDS) -> None:
-        self._nursery, self._case, self._ends = nursery, case, monotonic() + seconds
+        self._nursery, self._case, self._ends = nursery, case, monotonic()
         self._seconds = seconds
         self._outcome = Outcome(values=[None] * case.size)
         groups = {"world": [list(range(case.size))], **case.groups}
@@ -160,6 +89,7 @@ class Trial:
         try:
             for rank in range(self._case.size):
                 self._start(rank)
+            self._ends = monotonic() + self._seconds
             while len(self._done) < self._case.size and not self._outcome.failure:
                 self._step()
         finally:
@@ -228,7 +158,7 @@ class Trial:
         """End a rank's process and all that came of it; how it had ended, or -9."""
         process = self._processes.pop(rank)
         end_below(process)
-        if _lives(process):
+        if lives(process):
             os.kill(process, signal.SIGKILL)
         return self._nursery.status(process)
 
@@ -276,13 +206,6 @@ class Trial:
             one.close()
         for descriptor in self._stacks.values():
             os.close(descriptor)
-
-
-def _lives(process: int) -> bool:
-    try:
-        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def run(nursery: Nursery, source: str, harness: str, case: Case, seconds: float = SECONDS) -> Outcome:

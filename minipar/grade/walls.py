@@ -14,6 +14,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+CHECKS, SOLUTIONS = (Path(__file__).resolve().parent / name for name in ("checks", "solutions"))
+HIDDEN = (CHECKS, SOLUTIONS)  # from answers
+
 
 def command(folder: str, hidden: Sequence[Path]) -> list[str]:
     """What to put before a command so that it runs behind the walls."""

@@ -1,0 +1,14 @@
+# expects: only the last micro-batch
+import torch
+
+
+def accumulate(micro_batches, loss_of, parameters, group):
+    for micro_batch in micro_batches:
+        for parameter in parameters:
+            parameter.grad = None
+        (loss_of(micro_batch) / len(micro_batches)).backward()
+    flat = torch.cat([parameter.grad.flatten() for parameter in parameters])
+    group.all_reduce(flat, "mean")
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad.copy_(part.view_as(parameter))

@@ -1,0 +1,13 @@
+# expects: all their activations are in memory at once
+import torch
+
+
+def accumulate(micro_batches, loss_of, parameters, group):
+    for parameter in parameters:
+        parameter.grad = None
+    (sum(map(loss_of, micro_batches)) / len(micro_batches)).backward()
+    flat = torch.cat([parameter.grad.flatten() for parameter in parameters])
+    group.all_reduce(flat, "mean")
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad.copy_(part.view_as(parameter))

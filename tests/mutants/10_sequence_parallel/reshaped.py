@@ -1,0 +1,40 @@
+# expects: a reshape mixes batch and sequence
+import torch
+
+
+def enter(x, group):
+    return Enter.apply(x, group)
+
+
+def leave(x, group):
+    return Leave.apply(x, group)
+
+
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return gather(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return scatter(grad, ctx.group), None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return scatter(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return gather(grad, ctx.group), None
+
+
+def gather(x, group):
+    return group.all_gather(x.contiguous()).reshape(x.shape[0], -1, x.shape[2])
+
+
+def scatter(x, group):
+    return group.reduce_scatter(x.transpose(0, 1).contiguous()).transpose(0, 1)

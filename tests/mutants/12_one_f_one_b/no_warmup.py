@@ -1,0 +1,10 @@
+# expects: The warm-up is too short
+def one_f_one_b(stages, micro_batches):
+    rows = []
+    for _ in range(stages):
+        warmup = 0
+        row = [f"F{m}" for m in range(warmup)]
+        for m in range(warmup, micro_batches):
+            row += [f"F{m}", f"B{m - warmup}"]
+        rows.append(row + [f"B{m}" for m in range(micro_batches - warmup, micro_batches)])
+    return rows

@@ -1,0 +1,17 @@
+# expects: counted from 0 on each rank
+def interleaved(ranks, micro_batches, chunks):
+    rounds = [range(first, first + ranks) for first in range(0, micro_batches, ranks)]
+    forwards = [f"F{m}.{chunk}" for turn in rounds for chunk in range(chunks) for m in turn]
+    backwards = [f"B{m}.{chunk}" for turn in rounds for chunk in reversed(range(chunks)) for m in turn]
+    rows = [woven(forwards, backwards, (chunks - 1) * ranks + 2 * (ranks - rank - 1)) for rank in range(ranks)]
+    for rank, row in enumerate(rows):
+        cells = [cell.split(".") for cell in row]
+        rows[rank] = [f"{what}.{int(chunk) * ranks + rank}" for what, chunk in cells]
+    return rows
+
+
+def woven(forwards, backwards, warmup):
+    row = forwards[:warmup]
+    for forward, backward in zip(forwards[warmup:], backwards, strict=False):
+        row += [forward, backward]
+    return row + backwards[len(row) - len(forwards) :]

@@ -1,0 +1,29 @@
+# expects: one gradient for each row of the batch
+def input_gradient(grad, weight):
+    return grad @ weight
+
+
+def weight_gradient(grad, x):
+    return grad.transpose(-1, -2) @ x
+
+
+def zero_bubble(stages, micro_batches):
+    return [with_weights(one_f_one_b(stages - rank - 1, micro_batches), may_owe=rank) for rank in range(stages)]
+
+
+def one_f_one_b(warmup, micro_batches):
+    row = [f"F{m}" for m in range(warmup)]
+    for m in range(warmup, micro_batches):
+        row += [f"F{m}", f"B{m - warmup}"]
+    return row + [f"B{m}" for m in range(micro_batches - warmup, micro_batches)]
+
+
+def with_weights(actions, may_owe):
+    row, owed = [], []
+    for action in actions:
+        row.append(action)
+        if action[0] == "B":
+            owed.append("W" + action[1:])
+        if len(owed) > may_owe:
+            row.append(owed.pop(0))
+    return row + owed

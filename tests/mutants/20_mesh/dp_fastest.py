@@ -1,0 +1,15 @@
+# expects: dp runs fastest
+def coordinates(rank, dp, pp, tp):
+    rest, d = divmod(rank, dp)
+    t, p = divmod(rest, pp)
+    return d, p, t
+
+
+def groups(rank, dp, pp, tp):
+    d, p, t = coordinates(rank, dp, pp, tp)
+    number = lambda d, p, t: (t * pp + p) * dp + d
+    return {
+        "dp": [number(i, p, t) for i in range(dp)],
+        "pp": [number(d, i, t) for i in range(pp)],
+        "tp": [number(d, p, i) for i in range(tp)],
+    }

@@ -1,0 +1,10 @@
+# expects: was divided by the scale in float16
+import torch
+
+
+def step(weight, gradient, scale, good, window, lr, groups):
+    overflow = 1.0 - torch.isfinite(gradient).all().float()
+    if groups.world.all_reduce(overflow, "max") > 0:
+        return weight, scale / 2, 0
+    weight, good = weight - lr * (gradient / scale).float(), good + 1
+    return (weight, scale * 2, 0) if good == window else (weight, scale, good)

@@ -1,0 +1,10 @@
+# expects: still multiplied by the scale
+import torch
+
+
+def step(weight, gradient, scale, good, window, lr, groups):
+    overflow = 1.0 - torch.isfinite(gradient).all().float()
+    if groups.world.all_reduce(overflow, "max") > 0:
+        return weight, scale / 2, 0
+    weight, good = weight - lr * gradient.float(), good + 1
+    return (weight, scale * 2, 0) if good == window else (weight, scale, good)
