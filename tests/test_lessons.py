@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from minipar import cli, course, guess, lesson, show
+from minipar.grade import exercise
 
 LESSONS = course.lessons()
 CELL, LINE = 24, 120  # lines of a cell, characters of a line of code
@@ -63,6 +64,12 @@ def test_links_lead_somewhere(one: course.Lesson) -> None:
     for text in sources(one, "markdown"):
         for target in re.findall(r"\]\(([^)]+)\)", text):
             assert target.startswith("https://") or (one.path.parent / target.partition("#")[0]).exists(), target
+
+
+def test_every_exercise_is_named_by_its_lesson() -> None:
+    closing = {int(one.path.name[:2]): sources(one, "markdown")[-1] for one in LESSONS}
+    for task in exercise.every():
+        assert f"[{int(task.name[:2])}. {task.title}](../exercises/{task.name}.py)" in closing[task.lesson]
 
 
 # That they run.
