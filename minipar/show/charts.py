@@ -9,6 +9,7 @@ Read    `drawing.py` before.
 from __future__ import annotations
 
 import io
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -88,6 +89,7 @@ def _said(place: float, value: float | None) -> str:
 
 def _axes(title: str, across: str, up: str, tall: float = 3.2) -> tuple[Any, Any]:
     """A figure that belongs to no window, and its axes."""
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # the first time, it tells of its cache
     try:
         from matplotlib.figure import Figure
     except ImportError:
