@@ -331,7 +331,7 @@ def test_a_mistake_is_recognised_by_what_it_gives() -> None:
     judge = Judge.of({"value": 1})
     right = [torch.tensor([2.0, 4.0])]
     judge.equal("value", [torch.tensor([8.0, 16.0])], right, {"not divided": [torch.tensor([6.0, 12.0])]})
-    assert judge.checks["value"].message == "the result of rank 0 is wrong: it is exactly 4 times what it should be"
+    assert judge.checks["value"].message == "the result is wrong: it is exactly 4 times what it should be"
     judge = Judge.of({"value": 1})
     judge.equal("value", [torch.tensor([6.0, 12.0])], right, {"not divided": [torch.tensor([6.0, 12.0])]})
     assert judge.checks["value"].message == "not divided"

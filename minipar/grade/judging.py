@@ -92,7 +92,8 @@ class Judge:
             if all(same(a, b) for a, b in zip(found, instead, strict=True)):
                 return self.that(name, False, advice)
         ranks = "every rank" if len(wrong) == len(expected) > 1 else f"rank {', '.join(map(str, wrong))}"
-        return self.that(name, False, f"{what} of {ranks} is wrong: {difference(found[wrong[0]], expected[wrong[0]])}")
+        whose = f" of {ranks}" if len(expected) > 1 else ""
+        return self.that(name, False, f"{what}{whose} is wrong: {difference(found[wrong[0]], expected[wrong[0]])}")
 
     def failed(self, outcome: Outcome) -> None:
         """The answer did not come to its end: no check is passed, and the first one says why."""

@@ -90,13 +90,15 @@ class Group:
         """The sum ("mean", "max", "min") over the group, in place, on every rank."""
         return self._call("all_reduce", tensor, tag, async_op, into=tensor, how=op)
 
-    def all_gather(self, tensor: Tensor, *, tag: str = "", async_op: bool = False) -> Any:
+    def all_gather(self, tensor: Tensor, *, into: Tensor | None = None, tag: str = "", async_op: bool = False) -> Any:
         """Every rank's tensor, one after the other along dimension 0."""
-        return self._call("all_gather", tensor, tag, async_op)
+        return self._call("all_gather", tensor, tag, async_op, into=into)
 
-    def reduce_scatter(self, tensor: Tensor, op: str = "sum", *, tag: str = "", async_op: bool = False) -> Any:
+    def reduce_scatter(
+        self, tensor: Tensor, *, into: Tensor | None = None, tag: str = "", async_op: bool = False
+    ) -> Any:
         """The sum over the group, of which this rank gets its share of dimension 0."""
-        return self._call("reduce_scatter", tensor, tag, async_op, how=op)
+        return self._call("reduce_scatter", tensor, tag, async_op, into=into, how="sum")
 
     def all_to_all(self, tensor: Tensor, *, tag: str = "", async_op: bool = False) -> Any:
         """Piece r of dimension 0 goes to rank r; the pieces for this rank, in the order of ranks."""

@@ -26,9 +26,6 @@ HINTS = [
 
 
 def harness(student, group, seed, x, side, weights, p):  # type: ignore[no-untyped-def]
-    import sys
-    from types import SimpleNamespace
-
     from torch.multiprocessing.reductions import StorageWeakRef
     from torch.utils.checkpoint import checkpoint as theirs
 
@@ -38,9 +35,6 @@ def harness(student, group, seed, x, side, weights, p):  # type: ignore[no-untyp
     if any(value is theirs for value in vars(student).values()):
         refuse()
     torch.utils.checkpoint.checkpoint = refuse
-    # What backward(y, dy) would import to compare two shapes brings in modules that a rank may not.
-    shapes = SimpleNamespace(expect_true=bool, sym_eq=lambda a, b: a == b)
-    sys.modules.setdefault("torch.fx.experimental.symbolic_shapes", shapes)
     leaves = [one.clone().requires_grad_() for one in (x, side, *weights)]
     runs, inner = [], []
 

@@ -37,4 +37,4 @@ def gather(x, group):
 
 
 def scatter(x, group):
-    return group.reduce_scatter(x.transpose(0, 1).contiguous(), "mean").transpose(0, 1)
+    return group.reduce_scatter(x.transpose(0, 1).contiguous()).transpose(0, 1) / group.size
