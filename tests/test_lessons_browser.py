@@ -53,7 +53,7 @@ def test_lesson_4_runs_and_answers_to_slider_and_play_button(
     page.set_viewport_size({"width": 1400, "height": 9000})  # all cells are in the page
     page.goto(lab[0])
     run_all(page)
-    page.locator(".jp-OutputArea-output", has_text="if all stages took equally long:").wait_for(timeout=120_000)
+    page.locator(".jp-OutputArea-output", has_text="predicted, if all were equally slow:").wait_for(timeout=120_000)
     page.locator(".widget-radio-box input").first.check()
     page.get_by_text("Noted: a quarter.").wait_for()
     picture = page.locator(".widget-html svg[role=img]")

@@ -45,7 +45,7 @@ def _case(draw: Draw, dp: int, pp: int, tp: int) -> Case:
         gradients = [(draw.normal(length) * 0.04).half() for _ in range(steps)]
         weight = (draw.normal(length) * 0.01).float()
         inputs.append({"weight": weight, "gradients": gradients, "scale": scale, "window": window, "lr": 2.0**15})
-    for when, what in ((window, "inf"), (5, draw.choice(["inf", "-inf"])), (6, "nan")):
+    for when, what in ((window + 1, "inf"), (5, draw.choice(["inf", "-inf"])), (6, "nan")):
         gradient = inputs[draw.integer(0, size - 1)]["gradients"][when]
         gradient[draw.integer(0, len(gradient) - 1)] = float(what)
     ranks = torch.arange(size).reshape(dp, pp, tp)
