@@ -239,6 +239,64 @@ def test_an_attack_is_contained_and_given_its_plain_reason(nursery: trial.Nurser
     assert tried(nursery, "def answer(x, g):\n    return g.all_reduce(x)\n").failure == ""  # the next is untouched
 
 
+MORE = {
+    "a file elsewhere": ("def answer(x, g):\n    return len(open('/etc/passwd').read())", "may not read"),
+    "a file by its folder": (
+        "import os\ndef answer(x, g):\n    d = os.open('/', os.O_RDONLY)\n    os.open('etc/passwd', 0, dir_fd=d)",
+        "may not",
+    ),
+    "a link to a file": ("import os\ndef answer(x, g):\n    os.link('/etc/passwd', 'x')", "its own folder only"),
+    "moving a file out": (
+        "import os\ndef answer(x, g):\n    open('a', 'w')\n    os.rename('a', '/tmp/forged')",
+        "its own folder only",
+    ),
+    "a changed isinstance": (
+        "import builtins\ndef answer(x, g):\n    builtins.isinstance = lambda a, b: False\n    open('/etc/passwd')",
+        "may not",
+    ),
+    "another rank's folder": ("import os\ndef answer(x, g):\n    return os.listdir('..')", "may not read"),
+    "a program by the back door": ("import _posixsubprocess\ndef answer(x, g):\n    pass", "may not import"),
+    "an error with half a character": ("def answer(x, g):\n    raise ValueError('\\ud800 \\x1b[2J')", "ValueError"),
+    "the mean of whole numbers": (
+        "def answer(x, g):\n    return g.all_reduce(x.long(), 'mean')",
+        "with tensor.double()",
+    ),
+    "a hundred dimensions": ("def answer(x, g):\n    return g.all_reduce(x[:1].view([1] * 64))", ""),
+}
+
+
+@pytest.mark.parametrize("attack", MORE)
+def test_more_of_the_kind_is_told_in_printable_words(nursery: trial.Nursery, attack: str) -> None:
+    source, words = MORE[attack]
+    outcome = tried(nursery, source)
+    assert outcome.failure and words in outcome.failure and not os.path.exists("/tmp/forged")
+    outcome.failure.encode()
+    assert "\x1b" not in outcome.failure
+
+
+def test_many_messages_on_their_way_do_not_block_the_grader(nursery: trial.Nursery) -> None:
+    source = """
+import torch
+def answer(x, group):
+    waiting = [group.all_reduce(torch.ones(60_000), async_op=True) for _ in range(8)]
+    return sum(float(one.wait().sum()) for one in waiting)
+"""
+    outcome = tried(nursery, source, seconds=20)
+    assert outcome.failure == "" and outcome.values == [8 * 60_000 * 3.0] * 3
+
+
+JUNK = ["None", "5", "'x'", "[]", "{}", "torch.zeros(3)"]
+
+
+@pytest.mark.parametrize("value", JUNK)
+@pytest.mark.parametrize("name", ["03", "21", "26"])
+def test_junk_earns_nothing(nursery: trial.Nursery, name: str, value: str) -> None:
+    one = exercise.find(name)
+    functions = re.findall(r"^def (\w+)", one.file.read_text(), re.MULTILINE)
+    source = "import torch\n" + "".join(f"def {f}(*a, **k):\n    return {value}\n" for f in functions)
+    assert exercise.grade(one, source, 0, nursery).score <= 20
+
+
 def test_processes_and_files_that_an_answer_leaves_are_gone(tmp_path: Path) -> None:
     with trial.Nursery() as own:
         assert tried(own, "def answer(x, g):\n    open('mine', 'w').write('x')\n    return x").failure == ""
@@ -475,7 +533,8 @@ def test_what_cannot_be_graded_is_said_in_a_line(
 
 
 def test_a_notebook_is_taken_for_its_code(nursery: trial.Nursery, tmp_path: Path) -> None:
-    cells = [{"cell_type": "code", "source": ["%load_ext minipar\n"]}, {"cell_type": "code", "source": [SOLUTION]}]
+    sources = ["%load_ext minipar\n", f"%%grade 1\n{SOLUTION}"]
+    cells = [{"cell_type": "code", "source": [source]} for source in sources]
     (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
     assert exercise.grade(exercise.find("1"), exercise.read(tmp_path / "a.ipynb"), 0, nursery).passed
 

@@ -63,7 +63,7 @@ def command(submissions: Path, out: Path, how: How) -> int:
         try:
             for number, done in enumerate(as_completed(work), 1):
                 marks[work[done]] = done.result()
-                name, reached = work[done], mean(marks[work[done]], every)
+                name, reached = trial.printable(work[done]), mean(marks[work[done]], every)
                 print(f"{number:>4} of {len(students)}  {name[:40]:<40} {reached:5.1f}", flush=True)
         except BaseException:
             stop.set()
@@ -99,7 +99,7 @@ def student_marks(path: Path, out: Path, every: Sequence[Exercise], how: How, st
             if stop.is_set():
                 raise KeyboardInterrupt
             results[one.name] = _as_dict(graded(one, answers[one.name], how, nursery))
-    marks: Marks = {"student": path.name, "results": results}
+    marks: Marks = {"student": trial.printable(path.name), "results": results}
     write_student(folder, marks, every)
     write_whole(str(folder / DONE), as_json({"fingerprint": mark, **marks}, indent=1))
     return marks
@@ -168,7 +168,7 @@ def write_class(out: Path, marks: Sequence[Marks], every: Sequence[Exercise]) ->
     for one in marks:
         missing = [name for name, found in one["results"].items() if found["reason"].startswith("missing")]
         scores = [str(one["results"][task.name]["score"]) for task in every]
-        rows.append([one["student"], f"{mean(one, every):.1f}", *scores, " ".join(missing)])
+        rows.append([trial.printable(one["student"]), f"{mean(one, every):.1f}", *scores, " ".join(missing)])
     write_whole(str(out / "marks.csv"), as_csv(rows))
     failed: Counter[tuple[str, str]] = Counter()
     tried: Counter[str] = Counter()

@@ -133,8 +133,8 @@ def _of_notebook(path: Path, text: str) -> str:
         sources = ["".join(cell["source"]) for cell in cells]
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path} is neither Python nor a notebook that can be read: hand in a .py file") from None
-    kept = [source for source in sources if not source.lstrip().startswith(("%", "!"))]
-    return "\n\n".join(kept)
+    lines = [line for source in sources for line in [*source.splitlines(), ""]]
+    return "\n".join(line for line in lines if not line.lstrip().startswith(("%", "!")))
 
 
 def grade(exercise: Exercise, source: str, seed: int, nursery: trial.Nursery, seconds: float = trial.SECONDS) -> Result:
@@ -146,7 +146,12 @@ def grade(exercise: Exercise, source: str, seed: int, nursery: trial.Nursery, se
         if outcome.failure:
             judge.failed(outcome)
             break
-        exercise.judge(case, outcome, judge)
+        try:
+            exercise.judge(case, outcome, judge)
+        except Exception as error:  # what was handed back is nothing that could be judged
+            why = trial.printable(f"what the answer returned cannot be judged ({type(error).__name__}: {error})")
+            judge.failed(Outcome(failure=why[:300]))
+            break
     return result(exercise, judge, printed)
 
 
@@ -156,6 +161,8 @@ def result(exercise: Exercise, judge: Judge, printed: str = "") -> Result:
     for check in checks:
         if not check.seen:
             check.passed, check.message = False, "not reached"
+        elif judge.another_kind and check.passed:
+            check.passed, check.message = False, "not judged: what was returned is of another kind"
     points = sum(check.points for check in checks if check.passed)
     told = [{"name": c.name, "passed": c.passed, "message": c.message, "points": c.points} for c in checks]
     return Result(exercise.name, round(100 * points / sum(check.points for check in checks)), told, printed=printed)

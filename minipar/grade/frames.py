@@ -48,7 +48,7 @@ def _flat(value: Any, tensors: list[bytes]) -> Any:
         if name not in DTYPES:
             raise FrameError(f"a tensor of {value.dtype} cannot be handed back")
         plain = Tensor.contiguous(Tensor.cpu(Tensor.detach(value)))
-        tensors.append(bytes(Tensor.untyped_storage(Tensor.clone(plain))))
+        tensors.append(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
         return {"tensor": list(plain.shape), "dtype": name}
     if kind is dict:
         return {"dict": [[str(key), _flat(part, tensors)] for key, part in value.items()]}

@@ -61,6 +61,7 @@ class Judge:
     """Collects what the checks of an exercise found, over all of its cases."""
 
     checks: dict[str, Check] = field(default_factory=dict)
+    another_kind: bool = False  # nothing that was handed back is even of the kind that was asked for
 
     @classmethod
     def of(cls, names: Mapping[str, int]) -> Judge:
@@ -88,6 +89,7 @@ class Judge:
         wrong = [place for place, pair in enumerate(zip(found, expected, strict=True)) if not same(*pair)]
         if not wrong:
             return self.that(name, True, "")
+        self.another_kind |= all(_kind(one) != _kind(other) for one, other in zip(found, expected, strict=True))
         for advice, instead in (mistakes or {}).items():
             if all(same(a, b) for a, b in zip(found, instead, strict=True)):
                 return self.that(name, False, advice)
@@ -123,6 +125,12 @@ def same(found: Any, expected: Any) -> bool:
     return type(found) is type(expected) and bool(found == expected)
 
 
+def _kind(value: Any) -> str:
+    kinds: dict[str, Any] = {"tensor": Tensor, "flag": bool, "number": (int, float), "text": str, "dict": dict}
+    kinds["list"] = (list, tuple)
+    return next((name for name, kind in kinds.items() if isinstance(value, kind)), "nothing")
+
+
 def _float(number: float) -> float:
     try:
         return float(number)
@@ -132,6 +140,9 @@ def _float(number: float) -> float:
 
 def difference(found: Any, expected: Any) -> str:
     """In a few words, how they differ."""
+    if type(found) is list and isinstance(expected, list | tuple) and len(found) == len(expected):
+        place = next((n for n, pair in enumerate(zip(found, expected, strict=True)) if not same(*pair)), 0)
+        return f"at {place}: {difference(found[place], expected[place])}"
     if not isinstance(expected, Tensor):
         return f"got {_short(found)}, expected {_short(expected)}"
     if type(found) is not Tensor:

@@ -39,6 +39,7 @@ class Nursery:
             start_new_session=True,
         )
         other.close()
+        self._control.settimeout(60)  # one that was stopped would never answer
         self._ready = False
 
     @property

@@ -35,10 +35,16 @@ FORBIDDEN = {
     *("ctypes.dlopen", "ctypes.dlsym", "gc.get_objects", "gc.get_referrers", "gc.get_referents"),
     *("os.putenv", "os.unsetenv", "signal.pthread_kill", "sys.addaudithook"),
 }
-PLACES = {"open": 0, "os.remove": 0, "os.rename": 0, "os.mkdir": 0, "os.rmdir": 0, "os.truncate": 0, "os.chmod": 0,
-          "os.link": 1, "os.symlink": 1, "os.listdir": 0, "os.scandir": 0}  # fmt: skip
+PLACES = {"open": (0,), "os.remove": (0,), "os.rename": (0, 1), "os.mkdir": (0,), "os.rmdir": (0,), "os.chown": (0,),
+          "os.truncate": (0,), "os.chmod": (0,), "os.utime": (0,), "os.link": (0, 1), "os.symlink": (0, 1),
+          "os.listdir": (0,), "os.scandir": (0,)}  # fmt: skip
+READABLE = [os.path.realpath(path) + os.sep for path in {sys.prefix, sys.base_prefix, os.path.dirname(torch.__file__)}]
+READABLE += ["/usr/lib/", "/lib/", "/usr/share/zoneinfo/", "/dev/null", "/dev/urandom"]
 READS = {"os.listdir", "os.scandir"}
-MODULES = ("minipar", "subprocess", "socket", "multiprocessing", "ctypes", "psutil", "http", "urllib", "asyncio")
+MODULES = {
+    *("minipar", "subprocess", "_posixsubprocess", "_posixshmem", "sqlite3", "_sqlite3", "cffi", "socket"),
+    *("multiprocessing", "ctypes", "psutil", "http", "urllib", "asyncio"),
+}
 
 
 def serve(control: socket.socket) -> None:
@@ -128,11 +134,21 @@ def outcome(task: dict[str, Any], line: ranks.Line) -> dict[str, Any]:
     answer: dict[str, Any] = {"__name__": "answer"}
     try:
         exec(compile(task["source"], "answer", "exec", dont_inherit=True), answer)
-        value = trusted["harness"](SimpleNamespace(**answer), place, **task["inputs"])
+        value = trusted["harness"](Answer(answer), place, **task["inputs"])
         frames.pack(value)
     except BaseException as error:
         return {"error": _told(error), "kind": type(error).__name__, "line": _line_of(error)}
     return {"value": value}
+
+
+class Answer:
+    """What an answer's file defines."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.__dict__.update(names)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"your file defines no {name}")
 
 
 def _told(error: BaseException) -> str:
@@ -156,32 +172,42 @@ def shut_out(folder: str) -> None:
     refuses what is not allowed."""
     for name in [name for name in sys.modules if name.split(".")[0] in MODULES]:
         del sys.modules[name]
+    for home, name in ((os, "pidfd_open"), (signal, "pidfd_send_signal")):
+        if hasattr(home, name):  # no event tells of them
+            delattr(home, name)
     sys.addaudithook(_hook(os.path.realpath(folder) + os.sep))
 
 
 def _hook(inside: str) -> Callable[[str, tuple[Any, ...]], None]:
-    real, fspath, forbidden, own, split = os.path.realpath, os.fsdecode, FORBIDDEN, OWN, str.partition
+    """What it uses is bound here, so that names which an answer changes later change nothing of it."""
+    real, fspath, is_folder, is_a = os.path.realpath, os.fsdecode, os.path.isdir, isinstance
+    paths = (str, bytes, os.PathLike)
+    forbidden, places, modules, reads = frozenset(FORBIDDEN), dict(PLACES), frozenset(MODULES), frozenset(READS)
+    readable, own, separator, refuse, text = tuple(READABLE), OWN, os.sep, PermissionError, str
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+    def check(event: str, path: str, mode: Any, flags: Any) -> None:
+        writes = bool({*mode} & {*"wax+"}) if is_a(mode, text) else bool(flags & writing)
+        only_reads = event in reads or (event == "open" and not writes)
+        if not (path + separator).startswith(inside):
+            if path.startswith(own) or (only_reads and not path.startswith(readable)):
+                raise refuse("an answer may not read this")
+            if not only_reads:
+                raise refuse("an answer may write into its own folder only")
+        if event == "open" and mode is None and is_folder(path):
+            raise refuse("an answer may not open folders")
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in forbidden:
-            raise PermissionError(f"an answer may not do this: {event}")
-        if event == "import" and split(arguments[0], ".")[0] in MODULES:
-            raise PermissionError(f"an answer may not import {arguments[0]}")
-        if event in PLACES and isinstance(arguments[PLACES[event]], str | bytes | os.PathLike):
-            path = real(fspath(arguments[PLACES[event]]))
-            reads = event in READS or (event == "open" and not _writes(arguments[1], arguments[2]))
-            if (path.startswith(own) and not path.endswith((".so", ".pyc"))) or path.startswith("/proc"):
-                raise PermissionError("an answer may not read this")
-            if not reads and not (path + os.sep).startswith(inside):
-                raise PermissionError("an answer may write into its own folder only")
+        if event in forbidden or event.startswith(("ctypes.", "socket.")):
+            raise refuse(f"an answer may not do this: {event}")
+        if event == "import" and arguments[0].split(".")[0] in modules:
+            raise refuse(f"an answer may not import {arguments[0]}")
+        for place in places.get(event, ()):
+            if is_a(arguments[place], paths):
+                mode, flags = arguments[1:3] if event == "open" else (None, 0)
+                check(event, real(fspath(arguments[place])), mode, flags)
 
     return hook
-
-
-def _writes(mode: Any, flags: Any) -> bool:
-    if isinstance(mode, str):
-        return any(letter in mode for letter in "wax+")
-    return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
 
 
 if __name__ == "__main__":

@@ -206,6 +206,8 @@ def combined(how: str, inputs: Sequence[Tensor]) -> Tensor:
     match how:
         case "sum":
             return stacked.sum(0, dtype=inputs[0].dtype)
+        case "mean" if not inputs[0].is_floating_point():
+            raise Mismatch(f"the mean of {_shape(inputs[0])} need not be one: convert it first, with tensor.double()")
         case "mean":
             return stacked.mean(0)
         case "max":

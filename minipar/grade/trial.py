@@ -13,6 +13,7 @@ import re
 import selectors
 import signal
 import socket
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -67,9 +68,10 @@ class Trial:
         self._lines: dict[int, socket.socket] = {}
         self._processes: dict[int, int] = {}
         self._stacks: dict[int, int] = {}
+        self._leaving: dict[int, bytearray] = {}
         self._done: set[int] = set()
         self._select = selectors.DefaultSelector()
-        self._task = {"groups": groups, "source": source, "harness": harness, "folder": nursery.folder}
+        self._task = {"groups": groups, "source": source, "harness": harness}
 
     def _start(self, rank: int) -> None:
         self._lines[rank], its = socket.socketpair()
@@ -82,7 +84,12 @@ class Trial:
         finally:
             its.close()
             os.close(prints)
-        frames.send(self._lines[rank], {**self._task, "rank": rank, "inputs": dict(self._case.inputs[rank])})
+        self._leaving[rank] = bytearray()
+        folder = tempfile.mkdtemp(prefix=f"rank-{rank}-", dir=self._nursery.folder)
+        task = {**self._task, "rank": rank, "folder": folder, "inputs": dict(self._case.inputs[rank])}
+        self._lines[rank].settimeout(self._seconds)
+        frames.send(self._lines[rank], task)
+        self._lines[rank].setblocking(False)
 
     def run(self) -> Outcome:
         """Start the ranks, and carry their messages until it is over."""
@@ -100,11 +107,14 @@ class Trial:
         left = self._ends - monotonic()
         if left <= 0:
             return self._fail("time", f"not finished after {self._seconds:g} s: {self._where()}")
-        for key, _ in self._select.select(min(left, 0.5)):
+        for key, events in self._select.select(min(left, 0.5)):
             rank, reader = key.data
             if reader is None:
                 self._read_printed(key.fd)
-            else:
+                continue
+            if events & selectors.EVENT_WRITE:
+                self._pass_on(rank)
+            if events & selectors.EVENT_READ:
                 self._read(rank, reader)
             if self._outcome.failure:
                 return
@@ -117,6 +127,8 @@ class Trial:
     def _read(self, rank: int, reader: frames.Reader) -> None:
         try:
             piece = self._lines[rank].recv(1 << 20)
+        except BlockingIOError:
+            return
         except OSError:
             piece = b""
         if not piece:
@@ -127,8 +139,8 @@ class Trial:
                 self._hear(rank, said)
         except Mismatch as error:
             self._fail("mismatch", str(error))
-        except (frames.FrameError, ValueError, KeyError, TypeError, IndexError) as error:
-            self._fail("ended", f"rank {rank} sent something that is no message ({str(error)[:80]})")
+        except Exception as error:  # whatever a forged frame, or a collective of odd tensors, may lead to
+            self._fail("ended", f"rank {rank} sent something that is no message ({str(error)[:160]})")
 
     def _hear(self, rank: int, said: Any) -> None:
         if not isinstance(said, dict) or not isinstance(said.get("id"), int):
@@ -163,8 +175,22 @@ class Trial:
         return self._nursery.status(process)
 
     def _answer(self, rank: int, request: int, value: Tensor) -> None:
-        with suppress(OSError):
-            frames.send(self._lines[rank], {"id": request, "value": value})
+        """Put it on its way: a rank that does not read must not hold up the others."""
+        self._leaving[rank] += frames.pack({"id": request, "value": value})
+        self._pass_on(rank)
+
+    def _pass_on(self, rank: int) -> None:
+        """Send what goes into the socket now, and the rest when there is room."""
+        line, leaving = self._lines[rank], self._leaving[rank]
+        try:
+            del leaving[: line.send(leaving)]
+        except BlockingIOError:
+            pass
+        except OSError:  # its end has been closed, which is noticed when it is read
+            leaving.clear()
+        with suppress(KeyError):
+            key = self._select.get_key(line)
+            self._select.modify(line, selectors.EVENT_READ | (selectors.EVENT_WRITE if leaving else 0), key.data)
 
     def _read_printed(self, descriptor: int) -> None:
         piece = os.read(descriptor, 1 << 16)
@@ -172,7 +198,7 @@ class Trial:
             self._select.unregister(descriptor)
             os.close(descriptor)
         elif len(self._outcome.printed) < MOST_PRINTED:
-            self._outcome.printed += piece.decode(errors="replace")[:MOST_PRINTED]
+            self._outcome.printed += printable(piece.decode(errors="replace"))[:MOST_PRINTED]
 
     def _where(self) -> str:
         """For each rank that has not finished the line of the answer at which it is."""
@@ -189,7 +215,7 @@ class Trial:
 
     def _fail(self, kind: str, why: str) -> None:
         if not self._outcome.failure:
-            self._outcome.kind, self._outcome.failure = kind, why
+            self._outcome.kind, self._outcome.failure = kind, printable(why)
 
     def _clear(self) -> None:
         for rank in list(self._processes):
@@ -206,6 +232,12 @@ class Trial:
             one.close()
         for descriptor in self._stacks.values():
             os.close(descriptor)
+
+
+def printable(text: str) -> str:
+    """Without what a terminal would take for an order, and what no file can hold."""
+    plain = text.encode("utf-8", "replace").decode()
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in plain)
 
 
 def run(nursery: Nursery, source: str, harness: str, case: Case, seconds: float = SECONDS) -> Outcome:

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 CHECKS, SOLUTIONS = (Path(__file__).resolve().parent / name for name in ("checks", "solutions"))
-HIDDEN = (CHECKS, SOLUTIONS)  # from answers
+ROOT = Path(__file__).resolve().parents[2]
+HIDDEN = (CHECKS, SOLUTIONS, ROOT / "tests", ROOT / ".git")  # from answers; both of the last have solutions in them
 
 
 def command(folder: str, hidden: Sequence[Path]) -> list[str]:
     """What to put before a command so that it runs behind the walls."""
-    parts = ["bwrap", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent", "--new-session"]
+    parts = ["bwrap", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--cap-drop", "ALL", "--die-with-parent"]
+    parts += ["--new-session"]
     parts += ["--ro-bind", "/", "/", "--dev", "/dev", "--tmpfs", "/tmp", "--bind", folder, folder]
     for path in hidden:
         if path.is_dir():
@@ -32,9 +36,9 @@ def check() -> None:
     """Raise `ValueError`, one line, if there can be no walls here."""
     if shutil.which("bwrap") is None:
         raise ValueError("--isolate needs bubblewrap: apt install bubblewrap, or leave it out")
-    tried = subprocess.run(
-        ["bwrap", "--unshare-net", "--ro-bind", "/", "/", "true"], capture_output=True, text=True, check=False
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        behind = [*command(folder, HIDDEN), sys.executable, "-I", "-c", "import minipar.grade.frames"]
+        tried = subprocess.run(behind, capture_output=True, text=True, check=False)
     if tried.returncode:
-        why = " ".join(tried.stderr.split())[:120]
-        raise ValueError(f"--isolate does not work here ({why}): this system allows no namespaces; leave it out")
+        why = " ".join(tried.stderr.split())[-160:]
+        raise ValueError(f"--isolate does not work here ({why}): it needs namespaces, and Python outside of /tmp")

@@ -125,10 +125,13 @@ def judge(case: Case, outcome: Outcome, judge: Judge) -> None:
         )
         for name in CHECKS:
             judge.that(name, True, "")
-        if best is None or found is None:
+        if best is None:
             continue
-        if _possible(job, found, told, judge):
+        if found is not None and _possible(job, found, told, judge):
             _judge_layout(job, found, best, f"for {told} the answer is {_short(found)}", judge)
+        else:
+            for name in CHECKS:
+                judge.that(name, False, f"not judged, since for {told} there is no layout to judge")
 
 
 def _possible(job: dict[str, Any], found: Any, told: str, judge: Judge) -> bool:
