@@ -344,6 +344,17 @@ def test_without_the_process_that_starts_ranks_there_is_a_reason_and_no_tracebac
 
 # Behind walls.
 
+def no_walls() -> str:
+    """Why there can be none here, or ""."""
+    try:
+        walls.check()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+needs_walls = pytest.mark.skipif(bool(no_walls()), reason=no_walls())
+
 THROUGH_C = f"""
 import torch
 def answer(x, g):
@@ -352,7 +363,7 @@ def answer(x, g):
 """
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: apt install bubblewrap")
+@needs_walls
 def test_walls_hold_what_a_hook_cannot(nursery: trial.Nursery) -> None:
     """A library in C opens a file without asking the interpreter: the default mode lets it, as the README says."""
     assert tried(nursery, THROUGH_C).failure == ""
@@ -365,7 +376,7 @@ def test_walls_hold_what_a_hook_cannot(nursery: trial.Nursery) -> None:
             assert tried(walled, source, seconds=2.0).kind == kind
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: apt install bubblewrap")
+@needs_walls
 def test_a_class_is_graded_behind_walls(run: Run, tmp_path: Path, one_exercise: None) -> None:
     hand_in(tmp_path / "in", "anna", SOLUTION)
     assert run("grade", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--isolate")[0] == 0

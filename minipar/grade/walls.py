@@ -25,7 +25,11 @@ def command(folder: str, hidden: Sequence[Path]) -> list[str]:
     """What to put before a command so that it runs behind the walls."""
     parts = ["bwrap", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--cap-drop", "ALL", "--die-with-parent"]
     parts += ["--new-session"]
-    parts += ["--ro-bind", "/", "/", "--dev", "/dev", "--tmpfs", "/tmp", "--bind", folder, folder]
+    parts += ["--ro-bind", "/", "/", "--dev", "/dev", "--tmpfs", "/tmp"]
+    for own in (sys.prefix, str(ROOT)):
+        if own.startswith("/tmp/"):
+            parts += ["--ro-bind", own, own]
+    parts += ["--bind", folder, folder]
     for path in hidden:
         if path.is_dir():
             parts += ["--tmpfs", str(path.resolve())]
