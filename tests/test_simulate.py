@@ -232,9 +232,12 @@ def test_costs_must_fit_the_stages() -> None:
 
 def test_64_stages_with_512_micro_batches_take_about_a_second_at_most() -> None:
     schedule = one_f_one_b(64, 512)
-    start = process_time()
-    timeline = simulate(schedule)
-    assert process_time() - start < 5  # a busy machine is slower
+    took = []
+    for _ in range(3):  # other programs share the caches: the best of three is ours
+        start = process_time()
+        timeline = simulate(schedule)
+        took.append(process_time() - start)
+    assert min(took) < 1.5
     assert timeline.bubble == pytest.approx(63 / 512)
 
 
