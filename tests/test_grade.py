@@ -254,6 +254,10 @@ MORE = {
         "import builtins\ndef answer(x, g):\n    builtins.isinstance = lambda a, b: False\n    open('/etc/passwd')",
         "may not",
     ),
+    "a changed bool": (
+        "import builtins, os\ndef answer(x, g):\n    builtins.bool = lambda a: False\n    open(os.__file__ + '.x', 'w')",
+        "its own folder only",
+    ),
     "another rank's folder": ("import os\ndef answer(x, g):\n    return os.listdir('..')", "may not read"),
     "a program by the back door": ("import _posixsubprocess\ndef answer(x, g):\n    pass", "may not import"),
     "an error with half a character": ("def answer(x, g):\n    raise ValueError('\\ud800 \\x1b[2J')", "ValueError"),
@@ -343,6 +347,7 @@ def test_without_the_process_that_starts_ranks_there_is_a_reason_and_no_tracebac
 
 
 # Behind walls.
+
 
 def no_walls() -> str:
     """Why there can be none here, or ""."""

@@ -183,14 +183,14 @@ def _hook(inside: str) -> Callable[[str, tuple[Any, ...]], None]:
     real, fspath, is_folder, is_a = os.path.realpath, os.fsdecode, os.path.isdir, isinstance
     paths = (str, bytes, os.PathLike)
     forbidden, places, modules, reads = frozenset(FORBIDDEN), dict(PLACES), frozenset(MODULES), frozenset(READS)
-    readable, own, separator, refuse, text = tuple(READABLE), OWN, os.sep, PermissionError, str
+    readable, own, separator, refuse, text = tuple(READABLE), OWN + os.sep, os.sep, PermissionError, str
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
     def check(event: str, path: str, mode: Any, flags: Any) -> None:
-        writes = bool({*mode} & {*"wax+"}) if is_a(mode, text) else bool(flags & writing)
+        writes = {*mode} & {*"wax+"} if is_a(mode, text) else flags & writing
         only_reads = event in reads or (event == "open" and not writes)
         if not (path + separator).startswith(inside):
-            if path.startswith(own) or (only_reads and not path.startswith(readable)):
+            if (path + separator).startswith(own) or (only_reads and not path.startswith(readable)):
                 raise refuse("an answer may not read this")
             if not only_reads:
                 raise refuse("an answer may write into its own folder only")
