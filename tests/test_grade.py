@@ -255,7 +255,7 @@ MORE = {
         "may not",
     ),
     "a changed bool": (
-        "import builtins, os\ndef answer(x, g):\n    builtins.bool = lambda a: False\n    open(os.__file__ + '.x', 'w')",
+        "import builtins, os\ndef answer(x, g):\n    builtins.bool = lambda a: 0\n    open(os.__file__ + '.x', 'w')",
         "its own folder only",
     ),
     "another rank's folder": ("import os\ndef answer(x, g):\n    return os.listdir('..')", "may not read"),
